@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 
 
@@ -38,7 +40,7 @@ class Replicas:
         return range(self.first, self.first + len(self.devices))
 
 
-def replicas_of(strategy: Any) -> Replicas:
+def replicas_of(strategy: tf.distribute.Strategy) -> Replicas:
     """Return where the replicas of a strategy run. Each host has the same number of replicas.
 
     Args:
@@ -54,8 +56,6 @@ def replicas_of(strategy: Any) -> Replicas:
         >>> gd.replicas_of(tf.distribute.get_strategy()).num_hosts
         1
     """
-    import tensorflow as tf
-
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(
             "strategy must be a tf.distribute.Strategy",
@@ -71,7 +71,7 @@ def replicas_of(strategy: Any) -> Replicas:
     return Replicas(total, host * len(devices), devices, host, max(1, total // len(devices)))
 
 
-def _host(strategy: Any) -> int:
+def _host(strategy: tf.distribute.Strategy) -> int:
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.cluster_spec().jobs or resolver.task_type is None:
         return 0
@@ -79,7 +79,7 @@ def _host(strategy: Any) -> int:
     return int(resolver.task_id or 0) + (chief if resolver.task_type != "chief" else 0)
 
 
-def per_replica(strategy: Any, values: Sequence[Any]) -> Any:
+def per_replica(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:
     """Build a `PerReplica` value from one value for each replica of this host, as an argument for `Strategy.run`.
 
     Args:
@@ -96,8 +96,6 @@ def per_replica(strategy: Any, values: Sequence[Any]) -> Any:
         >>> gd.per_replica(tf.distribute.get_strategy(), [tf.constant([1.0, 2.0])]).shape
         TensorShape([2])
     """
-    import tensorflow as tf
-
     replicas = replicas_of(strategy)
     if len(values) != len(replicas.devices):
         raise UsageError(

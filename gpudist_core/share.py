@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import patches
 
-_current = threading.local()
+_current: PerThread[Share | None] = PerThread(None)
 
 
 class Share:
@@ -29,8 +31,6 @@ class Share:
     """
 
     def __init__(self, rows: Any, replica: Any = None, counts: Any = None) -> None:
-        import tensorflow as tf
-
         context = tf.distribute.get_replica_context()
         self.rows = rows
         self._graph = tf.compat.v1.get_default_graph()
@@ -44,8 +44,6 @@ class Share:
     @property
     def total(self) -> Any:
         """Return the number of examples in the global batch: a float32 scalar."""
-        import tensorflow as tf
-
         if self._total is not None:
             return self._total
         total = tf.reduce_sum(self._counts) if self._counts is not None else all_reduce(self._own())
@@ -56,15 +54,11 @@ class Share:
     @property
     def fraction(self) -> Any:
         """Return this replica's fraction of the global batch: a float32 scalar. The fractions of all replicas sum to 1."""
-        import tensorflow as tf
-
         return tf.math.divide_no_nan(self._own(), self.total)
 
     @property
     def first(self) -> Any:
         """Return the index of this replica's first example in the global batch: an int32 scalar."""
-        import tensorflow as tf
-
         if self._replicas == 1:
             return tf.constant(0)
         before = tf.range(self._replicas) < self._replica
@@ -73,8 +67,6 @@ class Share:
     @property
     def counts(self) -> Any:
         """Return the number of examples of each replica: float32, shape (replicas,)."""
-        import tensorflow as tf
-
         if self._counts is None:
             mine = tf.one_hot(self._replica, self._replicas, dtype=tf.float32)
             self._counts = all_reduce(mine * self._own())
@@ -92,42 +84,27 @@ class Share:
 
     def can_meet(self) -> bool:
         """Return whether a collective is possible here. It is not in a loop, branch or function inside the step."""
-        import tensorflow as tf
-
         return tf.compat.v1.get_default_graph() is self._graph
 
     def _own(self) -> Any:
-        import tensorflow as tf
-
         return tf.cast(self.rows, tf.float32)
 
 
 @contextlib.contextmanager
 def sharing(share: Share) -> Iterator[Share]:
     """Set the share that the code traced by this thread uses. Meanwhile `patches.of_step` are installed."""
-    outer = current()
-    with patches.of_step:
-        _current.share = share
-        try:
-            yield share
-        finally:
-            _current.share = outer
+    with patches.of_step, _current.set(share):
+        yield share
 
 
-@contextlib.contextmanager
-def outside() -> Iterator[None]:
+def outside() -> contextlib.AbstractContextManager[Any]:
     """Trace code that does not depend on the examples of a step."""
-    outer = current()
-    _current.share = None
-    try:
-        yield
-    finally:
-        _current.share = outer
+    return _current.set(None)
 
 
 def current() -> Share | None:
     """Return the share of the step that this thread traces, or None outside a step."""
-    return getattr(_current, "share", None)
+    return _current.value
 
 
 def rows_of(batch: Any) -> Any:
@@ -139,8 +116,6 @@ def rows_of(batch: Any) -> Any:
     Returns:
         An int32 scalar tensor.
     """
-    import tensorflow as tf
-
     for value in tf.nest.flatten(batch):
         if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
             return tf.cast(value.nrows() if isinstance(value, tf.RaggedTensor) else value.dense_shape[0], tf.int32)

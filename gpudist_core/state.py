@@ -1,13 +1,35 @@
-"""Keep what gpudist_core knows of a user's objects beside them: nothing of it is pickled, cloned or saved with them."""
+"""Keep what gpudist_core knows of a thread, and of a user's objects beside them: nothing is pickled or saved with them."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class PerThread(threading.local, Generic[T]):
+    """Hold a value that code sets for what its own thread traces: TensorFlow traces each replica in a thread.
+
+    Args:
+        value: The value in a thread that has set none.
+    """
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    @contextlib.contextmanager
+    def set(self, value: T) -> Iterator[T]:
+        """Set the value in this thread until the block ends."""
+        outer, self.value = self.value, value
+        try:
+            yield value
+        finally:
+            self.value = outer
 
 
 class Kept(Generic[T]):
@@ -25,8 +47,8 @@ class Kept(Generic[T]):
 
     def known(self, owner: Any) -> T | None:
         """Return the state of an object, or None if `of` was never called for it."""
-        found = self._states.get(id(owner))
-        return found[1] if found is not None and found[0]() is owner else None
+        entry = self._states.get(id(owner))
+        return entry[1] if entry is not None and entry[0]() is owner else None
 
     def of(self, owner: Any) -> T:
         """Return the state of an object, which is made if there is none."""
@@ -83,8 +105,22 @@ class OfOptimizer:
     taken_over: list[Any] | None = None
 
 
+@dataclass
+class OfVariable:
+    """Hold what a `tf.Variable` with slices of a table keeps.
+
+    Attributes:
+        shard: Which replica holds which rows: a `static.ShardInfo`; None for any other variable.
+        table: A weak reference to its `ShardedTable`, or None.
+    """
+
+    shard: Any = None
+    table: weakref.ref[Any] | None = None
+
+
 of_model = Kept(OfModel)
 of_optimizer = Kept(OfOptimizer)
+of_variable = Kept(OfVariable)
 limit_of: weakref.WeakKeyDictionary[Any, float | None] = weakref.WeakKeyDictionary()
 """The longest time of a step of each strategy of several hosts, in seconds."""
 warned_metrics: weakref.WeakSet[Any] = weakref.WeakSet()

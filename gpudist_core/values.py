@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from gpudist_core.errors import UsageError
+
 
 def is_whole(value: Any, least: float = -math.inf) -> TypeGuard[int]:
     """Return whether a value is an integer that is at least `least`."""
@@ -17,6 +19,21 @@ def is_whole(value: Any, least: float = -math.inf) -> TypeGuard[int]:
 def is_finite(value: Any, least: float = -math.inf) -> TypeGuard[float]:
     """Return whether a value is a finite number that is at least `least`."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= least
+
+
+def check_choice(possible: tuple[str, ...], **argument: str) -> None:
+    """Refuse an argument that is none of the possible ones.
+
+    Args:
+        possible: The possible values.
+        **argument: The value, under its name.
+
+    Raises:
+        UsageError: If it is another one.
+    """
+    [(name, value)] = argument.items()
+    if value not in possible:
+        raise UsageError(f"{name} must be {' or '.join(map(repr, possible))}", **argument)
 
 
 def in_type(values: Any, kind: Any) -> Any:
@@ -36,5 +53,5 @@ def in_type(values: Any, kind: Any) -> Any:
     if values.dtype.kind in "OSUM" or (values.dtype.kind == "c" and np.dtype(kind).kind != "c"):
         return None
     with np.errstate(invalid="ignore", over="ignore"):
-        found = values.astype(kind, copy=False)
-        return found if found is values or found.dtype.kind not in "iub" or (found == values).all() else None
+        converted = values.astype(kind, copy=False)
+        return converted if converted is values or converted.dtype.kind not in "iub" or (converted == values).all() else None

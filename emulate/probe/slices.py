@@ -1,9 +1,9 @@
 """Record variables of which each replica holds a slice as parts of a table, and compare them as the table.
 
-Such a variable says so itself, by an attribute `_gpudist_shard` with `axis`, `rows` and `total_replicas`: replica r holds the
-rows from r * ceil(rows / total_replicas) on, and what is beyond the last row is padding. Its local gradient is the total of its
-slice. A part is written like a sparse gradient: some rows, the axis first, with their numbers in the table. A table in one
-piece (`total_replicas` is 1) is one for all replicas, each with its part of the gradient, as of any variable.
+gpudist_core knows such variables, and the `axis`, `rows` and `total_replicas` of each: replica r holds the rows from r *
+ceil(rows / total_replicas) on, and what is beyond the last row is padding. Its local gradient is the total of its slice. A part
+is written like a sparse gradient: some rows, the axis first, with their numbers in the table. A table in one piece
+(`total_replicas` is 1) is one for all replicas, each with its part of the gradient, as of any variable.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.probe import upstream
+from gpudist_core.state import of_variable
 
 if TYPE_CHECKING:
     from emulate.probe.trace import StoredArray, Variable
@@ -43,11 +44,8 @@ class Shard(NamedTuple):
 
 def shard_of(variable: Any) -> Shard | None:
     """Return a variable's shard, None for a whole variable."""
-    for one in (variable, upstream.tf_variable(variable)):
-        found = getattr(one, "_gpudist_shard", None)
-        if found is not None:
-            return Shard(int(found.axis), int(found.rows), int(found.total_replicas))
-    return None
+    known = of_variable.known(upstream.tf_variable(variable))
+    return None if known is None else Shard(known.shard.axis, known.shard.rows, known.shard.total_replicas)
 
 
 class Part(NamedTuple):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.checkpoints.errors import Damaged
 
@@ -153,7 +154,5 @@ def dtype_of(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except TypeError:
-        import tensorflow as tf
-
-        found: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
-        return found
+        dtype: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+        return dtype

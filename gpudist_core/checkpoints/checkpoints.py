@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from gpudist_core.checkpoints import arguments, restoring, saving
 from gpudist_core.checkpoints.background import Background
@@ -20,8 +20,16 @@ from gpudist_core.checkpoints.hosts import Hosts
 from gpudist_core.checkpoints.lock import IN_USE
 from gpudist_core.checkpoints.preemption import Notice
 from gpudist_core.checkpoints.run import RunParts
+from gpudist_core.checkpoints.states import HasState
 from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from gpudist_core.parameter_servers import CoordinatedTraining
+    from gpudist_core.steps import TrainStep
 
 
 @dataclass(frozen=True)
@@ -100,12 +108,12 @@ class Checkpoints(CallbackMethods):
         *,
         keep: int = 3,
         every: int | None = None,
-        model: Any = None,
-        optimizer: Any = None,
-        pipeline: Any = None,
-        step: Any = None,
+        model: keras.Model | tf.Module | None = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        pipeline: HasState | None = None,
+        step: TrainStep | CoordinatedTraining | None = None,
         extra: Mapping[str, Any] | None = None,
-        strategy: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
         signals: Sequence[str] = ("SIGTERM",),
         synchronous: bool = False,
         timeout: float = 600.0,
@@ -408,8 +416,8 @@ class Checkpoints(CallbackMethods):
             reason = str(error)
         assert self._hosts is not None
         reasons = self._hosts.training.all_gather("restoring", reason)
-        told = [f"on host {host} {text}" if len(reasons) > 1 else text for host, text in enumerate(reasons) if text]
-        return (None, ", ".join(told)) if told else (opened, "")
+        reasons_by_host = [f"on host {host} {text}" if len(reasons) > 1 else text for host, text in enumerate(reasons) if text]
+        return (None, ", ".join(reasons_by_host)) if reasons_by_host else (opened, "")
 
     def _take(self, opened: restoring.Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
         if self._fit is not None:

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.checkpoints import names
 from gpudist_core.checkpoints.items import Item, PerReplica, Sliced, Whole, aggregation_on_read, check_kept
 from gpudist_core.errors import UsageError
+from gpudist_core.gradients.reduction import shard_of
 from gpudist_core.replicas import Replicas
 
 
@@ -20,7 +23,7 @@ class Collector:
         replicas: Its replicas.
     """
 
-    def __init__(self, strategy: Any, replicas: Replicas) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, replicas: Replicas) -> None:
         self._strategy, self._replicas = strategy, replicas
 
     def of_model(self, model: Any) -> list[Item]:
@@ -34,8 +37,8 @@ class Collector:
         from gpudist_core.upstream import optimizers
 
         variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
-        found = names.of_variables(variables, names.Numbered())
-        by_path = dict(zip((names.path_of(v) for v in variables), found, strict=True))
+        names_of_variables = names.of_variables(variables, names.Numbered())
+        by_path = dict(zip((names.path_of(v) for v in variables), names_of_variables, strict=True))
         known = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
         slots = list(_unique(known))
         called = names.of_slots(slots, by_path, names.Numbered())
@@ -71,7 +74,7 @@ class Collector:
         replicas = self._replicas
         if isinstance(variable, _State):
             return self._per_replica(name, variable.variable)
-        shard = _shard_of(variable) or owner
+        shard = shard_of(variable) or owner
         variable = models.plain(variable)
         check_kept(name, variable.dtype)
         copies = self._strategy.experimental_local_results(variable)
@@ -97,8 +100,6 @@ class _State:
 
 def _variables_of(value: Any) -> list[Any]:
     """Return the variables of an object in `extra`."""
-    import tensorflow as tf
-
     from gpudist_core.static import ShardedTable
 
     if isinstance(value, tf.random.Generator):
@@ -121,13 +122,6 @@ def _variables_of(value: Any) -> list[Any]:
     return [value] if variables is None else list(variables)
 
 
-def _shard_of(variable: Any) -> Any:
-    """Return the `ShardInfo` of a variable that holds slices of a table; None for another variable."""
-    from gpudist_core.upstream import models
-
-    return getattr(variable, "_gpudist_shard", None) or getattr(models.plain(variable), "_gpudist_shard", None)
-
-
 def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
     """Return, for each slot, the `ShardInfo` of its table; None for slots of other variables.
 
@@ -135,15 +129,15 @@ def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[An
     """
     shards: dict[str, list[Any]] = {}
     for variable in variables:
-        shards.setdefault(names.path_of(variable).replace("/", "_"), []).append(_shard_of(variable))
+        shards.setdefault(names.path_of(variable).replace("/", "_"), []).append(shard_of(variable))
     seen: Counter[str] = Counter()
-    found = []
+    shards_of_slots = []
     for slot in slots:
         path = names.path_of(slot)
         of_name = shards.get(names.owner_of(path, shards) or "", [None])
-        found.append(of_name[min(seen[path], len(of_name) - 1)])
+        shards_of_slots.append(of_name[min(seen[path], len(of_name) - 1)])
         seen[path] += 1
-    return found
+    return shards_of_slots
 
 
 def _unique(variables: Iterable[Any]) -> Iterator[Any]:
@@ -156,24 +150,22 @@ def _unique(variables: Iterable[Any]) -> Iterator[Any]:
 
 def _attributes(model: Any, known: Iterable[Any]) -> list[tuple[str, Any]]:
     """Return plain tf.Variables and random generators in the attributes of layers. Keras 3 does not list them as variables."""
-    import tensorflow as tf
-
     from gpudist_core.upstream import models, run_state
 
     seen = {id(models.plain(variable)) for variable in known}
     numbered = names.Numbered()
-    found = []
+    attributes = []
     for layer in run_state.flat_layers(model):
         for attribute, value in sorted(vars(layer).items()):
             inside = [value] if isinstance(value, (tf.Variable, tf.random.Generator)) else _inside(value)
-            for one in inside:
-                if isinstance(one, (tf.Variable, tf.random.Generator)) and id(one) not in seen:
-                    seen.add(id(one))
-                    found.append((f"{numbered(str(layer.path or layer.name))}/{attribute}", one))
-    called = names.unique(name for name, _ in found)
+            for item in inside:
+                if isinstance(item, (tf.Variable, tf.random.Generator)) and id(item) not in seen:
+                    seen.add(id(item))
+                    attributes.append((f"{numbered(str(layer.path or layer.name))}/{attribute}", item))
+    called = names.unique(name for name, _ in attributes)
     return [
-        (name, _State(name, one.state) if isinstance(one, tf.random.Generator) else one)
-        for name, (_, one) in zip(called, found, strict=True)
+        (name, _State(name, item.state) if isinstance(item, tf.random.Generator) else item)
+        for name, (_, item) in zip(called, attributes, strict=True)
     ]
 
 

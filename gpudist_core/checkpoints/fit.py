@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from gpudist_core import state
-from gpudist_core.checkpoints import again
+from gpudist_core.checkpoints import data_fast_forward
 from gpudist_core.checkpoints.others import Others
 from gpudist_core.checkpoints.restoring import Opened
 from gpudist_core.checkpoints.run import RunParts
@@ -87,9 +87,9 @@ class FollowedFit:
         if self._run.pipeline is not None or epoch == 0:
             return
         if epochs is None:
-            again.warn_of_unknown(opened.path.name, epoch)
+            data_fast_forward.warn_of_unknown(opened.path.name, epoch)
         else:
-            again.read_over(epochs, self._read, opened.path.name)
+            data_fast_forward.read_over(epochs, self._read, opened.path.name)
 
     def taken(self, opened: Opened) -> None:
         """Continue from a checkpoint."""
@@ -126,13 +126,13 @@ class FollowedFit:
         run.take("pipeline", kept.pipeline)
         run.take("step", kept.accumulations)
         known = [run.optimizer, *run.extra.values()]
-        run.others = [one for one in trainer.optimizers_of(model) if not any(one is other for other in known)]
-        for one in run.others:
-            if not one.built:
+        run.others = [optimizer for optimizer in trainer.optimizers_of(model) if not any(optimizer is other for other in known)]
+        for optimizer in run.others:
+            if not optimizer.built:
                 raise UsageError(
                     "An optimizer that a model keeps for a custom step must be built before it is saved",
                     "Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables).",
-                    optimizer=one.name,
+                    optimizer=optimizer.name,
                 )
         self._checkpoints._begin_fit(run.pipeline is not None)
 

@@ -27,8 +27,8 @@ class Folder:
         """Return the steps of its checkpoints, the newest first."""
         if not self.path.is_dir():
             return []
-        found = (_WHOLE.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        matches = (_WHOLE.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def of(self, step: int) -> Path:
         """Return the path of the checkpoint of a step."""

@@ -53,9 +53,9 @@ class Hosts:
         Raises:
             UsageError: If they differ.
         """
-        told = self.training.all_gather("opening the checkpoints", settings)
+        settings_of_hosts = self.training.all_gather("opening the checkpoints", settings)
         for name in settings:
-            values = [each.get(name) for each in told]
+            values = [each.get(name) for each in settings_of_hosts]
             if any(value != values[0] for value in values):
                 raise UsageError(f"{name} must be the same on all hosts", **{name: values})
 

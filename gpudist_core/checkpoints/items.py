@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 
@@ -44,7 +45,19 @@ class Item(Protocol):
         """Return whether a saved value of that shape can be restored."""
 
 
-class Whole:
+class _OfOneForm:
+    """Fit saved values of the same shape alone, and read all of them."""
+
+    shape: tuple[int, ...]
+
+    def wanted(self, rows: int) -> list[tuple[int, int]]:
+        return [(0, rows)]
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return shape == self.shape
+
+
+class Whole(_OfOneForm):
     """Save a value that is equal on all replicas, or of which replicas hold parts of a sum or a mean.
 
     Args:
@@ -69,12 +82,6 @@ class Whole:
         else:
             return []
         return [(0, 0, np.asarray(value))] if self._is_first_host else []
-
-    def wanted(self, rows: int) -> list[tuple[int, int]]:
-        return [(0, rows)]
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        return shape == self.shape
 
     def assign(self, read: Read, rows: int) -> None:
         value = read(0, rows)
@@ -123,7 +130,7 @@ class PerReplica:
         return self._first + i if self._first + i < rows else 0
 
 
-class Sliced:
+class Sliced(_OfOneForm):
     """Save a table of which each replica holds a slice, or an optimizer's slot of such a table.
 
     Args:
@@ -151,9 +158,6 @@ class Sliced:
         spans = [self._info.span(self._first + i) for i in range(len(self._copies))]
         return [(start, stop) for start, stop in spans if stop > start]
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        return shape == self.shape
-
     def assign(self, read: Read, rows: int) -> None:
         for i, copy in enumerate(self._copies):
             start, stop = self._info.span(self._first + i)
@@ -166,24 +170,18 @@ class Sliced:
         return (*[slice(None)] * self._info.axis, slice(start, stop))
 
 
-class Constant:
+class Constant(_OfOneForm):
     """Save an array that an object returned from `state()`. The object restores it itself."""
 
     axis: int | None = None
 
     def __init__(self, name: str, value: Array, is_first_host: bool) -> None:
         self.name, self._value, self._is_first_host = name, value, is_first_host
-        self.shape: tuple[int, ...] = tuple(value.shape)
+        self.shape = tuple(value.shape)
         self.dtype = value.dtype.name
 
     def pieces(self) -> list[tuple[int, int, Array]]:
         return [(0, 0, np.array(self._value))] if self._is_first_host else []
-
-    def wanted(self, rows: int) -> list[tuple[int, int]]:
-        return [(0, rows)]
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        return shape == self.shape
 
     def assign(self, read: Read, rows: int) -> None:
         """Do nothing: the object's own `restore` does it."""
@@ -198,8 +196,6 @@ def aggregation_on_read(variable: Any) -> str | None:
 
 def put(copy: Any, value: Array) -> None:
     """Set one replica's variable, on its own device."""
-    import tensorflow as tf
-
     with tf.device(copy.device):
         copy.assign(tf.constant(value, dtype=copy.dtype))
 

@@ -23,7 +23,8 @@ class Others:
 
         self._named = _named(callbacks)
         self._begun = {
-            name: {key: _mark(value) for key, value in attributes_of(one).items()} for name, one in self._named.items()
+            name: {key: _mark(value) for key, value in attributes_of(callback).items()}
+            for name, callback in self._named.items()
         }
 
     def state(self) -> dict[str, Any]:
@@ -62,16 +63,16 @@ class Others:
 
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Name callbacks by class and number, and by the monitored value if they have one."""
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         name = first = type(callback).__name__ + (f"({monitor})" if isinstance(monitor, str) else "")
         number = 1
-        while name in found:
+        while name in named:
             number += 1
             name = f"{first} {number}"
-        found[name] = callback
-    return found
+        named[name] = callback
+    return named
 
 
 def _keeps(callback: Any) -> bool:

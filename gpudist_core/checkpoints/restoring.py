@@ -76,13 +76,13 @@ def rows_of(path: Path, entry: Entry, start: int, stop: int) -> Array:
     """Return rows of an array that may be in several pieces; the whole array if it has no axis."""
     if entry.axis is None:
         return arrays.load(path, entry.pieces[0], entry.dtype, entry.shape)
-    found = []
+    pieces = []
     for piece in _overlapping(entry, start, stop):
         values = arrays.load(path, piece, entry.dtype, _shape(entry, piece.stop - piece.start))
         rows = slice(max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start)
         index = (*[slice(None)] * entry.axis, rows)
-        found.append(values[index])
-    return found[0] if len(found) == 1 else np.concatenate(found, entry.axis)
+        pieces.append(values[index])
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, entry.axis)
 
 
 def _overlapping(entry: Entry, start: int, stop: int) -> list[arrays.Piece]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.checkpoints import random_state, states
 from gpudist_core.checkpoints.collect import Collector
@@ -66,8 +67,6 @@ class RunParts:
 
     def replicas(self) -> Replicas:
         """Return the replicas of the strategy. A coordinator of parameter servers counts as one."""
-        import tensorflow as tf
-
         if isinstance(self.strategy, tf.distribute.experimental.ParameterServerStrategy):
             return Replicas(1, 0, ("",), 0, 1)
         return replicas_of(self.strategy)
@@ -95,13 +94,13 @@ class RunParts:
         groups: dict[str, list[Item]] = {}
         if self.model is not None:
             groups["model"] = collector.of_model(self.model)
-        optimizers = {"optimizer": self.optimizer, **{f"optimizer_{n}": one for n, one in enumerate(self.others, 1)}}
+        optimizers = {"optimizer": self.optimizer, **{f"optimizer_{n}": other for n, other in enumerate(self.others, 1)}}
         for name, optimizer in optimizers.items():
             if optimizer is not None:
                 groups[name] = collector.of_optimizer(name, optimizer, self.model)
         known = list(getattr(self.model, "variables", ())) if self.model is not None else []
         trained = getattr(self.step, "trained_variables", ()) if self.step is not None else ()
-        more = [variable for variable in trained if not any(variable is one for one in known)]
+        more = [variable for variable in trained if not any(variable is other for other in known)]
         groups["trained"] = collector.of_others("trained", more)
         for name, value in sorted(self.extra.items()):
             if not states.has_state(value):
@@ -114,9 +113,9 @@ class RunParts:
 
     def stateful(self) -> dict[str, Any]:
         """Return the objects with `state()` and `restore(state)`, by name."""
-        found = {"pipeline": self.pipeline, "step": self.step if states.has_state(self.step) else None}
-        found |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if states.has_state(value)}
-        return {name: value for name, value in found.items() if value is not None}
+        parts = {"pipeline": self.pipeline, "step": self.step if states.has_state(self.step) else None}
+        parts |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if states.has_state(value)}
+        return {name: value for name, value in parts.items() if value is not None}
 
     def snapshot(self, step: int, reason: str, fit: Mapping[str, Any] | None, callbacks: Mapping[str, Any] | None) -> Snapshot:
         """Copy everything, so that the training can continue. All hosts must call it at the same step.

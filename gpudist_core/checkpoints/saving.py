@@ -91,8 +91,8 @@ def write(snapshot: Snapshot, folder: Folder, exchange: TextExchange, keep: int)
 
 def _all_well(exchange: TextExchange, what: str, step: int, failure: str, value: int = 0) -> list[int]:
     """Tell the other hosts whether this host succeeded. A failure of one host is a failure of all."""
-    told = exchange.all_gather(what, [failure, value])
-    failures = {f"host {host}": text for host, (text, _) in enumerate(told) if text}
+    answers = exchange.all_gather(what, [failure, value])
+    failures = {f"host {host}": text for host, (text, _) in enumerate(answers) if text}
     if failures:
         raise SaveFailed(
             f"A checkpoint must be written completely. Received: step={step}, "
@@ -100,7 +100,7 @@ def _all_well(exchange: TextExchange, what: str, step: int, failure: str, value:
             + ". Nothing of it is left, earlier checkpoints are intact. Free disk space or fix the folder. The training may "
             "continue."
         )
-    return [number for _, number in told]
+    return [number for _, number in answers]
 
 
 def _try(is_mine: bool, act: Callable[[], object]) -> str:
@@ -150,13 +150,13 @@ def _finish(snapshot: Snapshot, folder: Folder, parts: Sequence[int], keep: int)
     """Write, on the first host, one manifest of all parts, then give the checkpoint its name."""
     path = folder.begun(snapshot.step)
     entries: dict[str, Entry] = {}
-    told = [_read_part(path, host, crc32) for host, crc32 in enumerate(parts)]
-    for part in told:
+    parts_of_hosts = [_read_part(path, host, crc32) for host, crc32 in enumerate(parts)]
+    for part in parts_of_hosts:
         for name, value in part["arrays"].items():
             entry = Entry.from_json(value)
             before = entries[name].pieces if name in entries else ()
             entries[name] = Entry(entry.shape, entry.dtype, entry.axis, (*before, *entry.pieces))
-    states = {**snapshot.states, "hosts": [part["own"] for part in told]}
+    states = {**snapshot.states, "hosts": [part["own"] for part in parts_of_hosts]}
     manifests.write(path, Manifest(snapshot.step, entries, states, snapshot.info))
     for host in range(len(parts)):
         _part(path, host).unlink()

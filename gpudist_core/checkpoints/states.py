@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gpudist_core.errors import UsageError
 
 _ARRAY = "$array"
+
+
+class HasState(Protocol):
+    """Have a state that JSON and arrays can hold: as a `Pipeline` does, or an object of the user."""
+
+    def state(self) -> Any:
+        """Return the state: see `encode`."""
+
+    def restore(self, state: Any) -> None:
+        """Restore what `state` returned."""
 
 
 def encode(value: Any, name: str, keep: Callable[[str, np.ndarray[Any, Any]], None]) -> Any:

@@ -43,14 +43,14 @@ def _expanded(name: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    found = []
+    numbers = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
             raise ValueError(f"{text!r} is not a list of numbers")
         first, last = match[1], match[2] or match[1]
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return found
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
 
 
 def counts_of(text: str) -> list[int]:

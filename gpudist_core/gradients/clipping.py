@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import reduction
 
@@ -46,8 +48,6 @@ class Clipping:
         Returns:
             Gradients of the same forms and dtypes.
         """
-        import tensorflow as tf
-
         if self.by_norm is None and self.by_global_norm is None and self.by_value is None:
             return grads
         if self.by_value is not None:
@@ -83,8 +83,6 @@ def global_norm(grads: list[Any], variables: list[Any]) -> Any:
     Returns:
         A scalar, float32 or wider.
     """
-    import tensorflow as tf
-
     return tf.sqrt(tf.add_n([square for square in _squared_norms(grads, variables) if square is not None]))
 
 
@@ -94,7 +92,6 @@ def _map(gradient: Any, function: Any) -> Any:
 
 def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:
     """Return squared L2 norms, float32 or wider. For sharded variables, all slices count."""
-    import tensorflow as tf
 
     def square(gradient: Any) -> Any:
         values = reduction.values_of(gradient)
@@ -120,7 +117,5 @@ def to_norm(gradient: Any, norm: Any, bound: float) -> Any:
     Returns:
         A gradient of the same form and dtype.
     """
-    import tensorflow as tf
-
     factor = bound / tf.maximum(norm, bound)
     return reduction.scale(gradient, tf.where(tf.math.is_finite(norm), factor, tf.constant(float("nan"), norm.dtype)))

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.gradients import reduction
 
 Check = Callable[[list[Any], list[Any]], list[Any]]
@@ -22,8 +24,6 @@ def checking(*, on: bool) -> Iterator[Check]:
         A function of the gradients (None for a missing one) and their variables, to be called once; it returns the gradients.
         Code that depends on them raises `InvalidArgumentError`, which names the variable.
     """
-    import tensorflow as tf
-
     with contextlib.ExitStack() as rest:
 
         def checked(grads: list[Any], variables: list[Any]) -> list[Any]:

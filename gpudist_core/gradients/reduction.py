@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
+from gpudist_core.state import of_variable
+from gpudist_core.upstream import models
 from gpudist_core.upstream import strategies as upstream
 
 
@@ -37,8 +41,6 @@ def sum_with(
     Returns:
         The sums of the gradients and the sums of the extras.
     """
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     shared = [i for i, (g, v) in enumerate(zip(grads, variables, strict=True)) if g is not None and not is_sharded(v)]
     together = [grads[i] for i in shared] + list(extras)
@@ -65,8 +67,6 @@ def _all_reduced(context: Any, values: list[Any], *, differentiable: bool) -> li
 
     What NCCL does not take is summed in a dtype that it does.
     """
-    import tensorflow as tf
-
     by_dtype: dict[Any, list[int]] = {}
     for place, value in enumerate(values):
         by_dtype.setdefault(value.dtype, []).append(place)
@@ -85,8 +85,6 @@ def _summed_in(dtype: Any) -> Any:
 
     Collectives on GPUs refuse int32, whose tensors TensorFlow keeps in the host's memory.
     """
-    import tensorflow as tf
-
     if dtype == tf.bfloat16:
         return tf.float32
     return tf.int64 if dtype == tf.bool or dtype.is_integer else dtype
@@ -104,8 +102,6 @@ def gathered(value: Any) -> Any:
     Raises:
         UsageError: For strings, and for tensors that are not dense with a row for each example: collectives do not take them.
     """
-    import tensorflow as tf
-
     if not isinstance(value, tf.Tensor) or value.dtype == tf.string or not value.shape.rank:
         raise UsageError(
             "On several hosts a model's predictions must be dense numeric tensors with one row for each example",
@@ -125,19 +121,13 @@ def is_sharded(variable: Any) -> bool:
 
 
 def shard_of(variable: Any) -> Any:
-    """Return the `ShardInfo` that `static.shard` attached to a variable, or None."""
-    value = getattr(variable, "value", None)
-    for one in (variable, None if callable(value) else value):
-        shard = getattr(one, "_gpudist_shard", None)
-        if shard is not None:
-            return shard
-    return None
+    """Return the `ShardInfo` of a variable with slices of a table, or None."""
+    kept = of_variable.known(models.plain(variable))
+    return None if kept is None else kept.shard
 
 
 def agree_on_finite(grads: list[Any], variables: list[Any]) -> list[Any]:
     """Make a slice that is not finite on one replica visible on all, so that all replicas skip the update or none does."""
-    import tensorflow as tf
-
     sharded = [g for g, v in zip(grads, variables, strict=True) if g is not None and is_sharded(v)]
     if not sharded:
         return grads
@@ -155,8 +145,6 @@ def values_of(gradient: Any) -> Any:
 
 def with_values(gradient: Any, values: Any) -> Any:
     """Return a gradient of the same form with other values."""
-    import tensorflow as tf
-
     if not hasattr(gradient, "indices"):
         return values
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -164,16 +152,12 @@ def with_values(gradient: Any, values: Any) -> Any:
 
 def add(gradient: Any, number: Any) -> Any:
     """Add a scalar to a gradient, in the gradient's dtype."""
-    import tensorflow as tf
-
     values = values_of(gradient)
     return with_values(gradient, values + tf.cast(number, values.dtype))
 
 
 def scale(gradient: Any, factor: Any) -> Any:
     """Multiply a gradient by a scalar, in the gradient's dtype."""
-    import tensorflow as tf
-
     if gradient is None:
         return None
     values = values_of(gradient)
@@ -182,8 +166,6 @@ def scale(gradient: Any, factor: Any) -> Any:
 
 def merge_repeated(gradient: Any) -> Any:
     """Sum the repeated indices of a sparse gradient: norms and squares of its values are then those of the whole gradient."""
-    import tensorflow as tf
-
     if not hasattr(gradient, "indices"):
         return gradient
     indices, places = tf.unique(gradient.indices)

@@ -31,7 +31,7 @@ class Accumulation:
         strategy: The strategy of its variables.
     """
 
-    def __init__(self, optimizer: Any, strategy: Any) -> None:
+    def __init__(self, optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         self._pending = 0
         self.every = int(optimizers.accumulates(optimizer))
         self._before = 0  # what was pending before the step that is traced
@@ -204,27 +204,27 @@ class Accumulations:
         strategy: Its strategy.
     """
 
-    def __init__(self, accumulating: list[Any], strategy: Any) -> None:
-        self._each = [optimizers.accumulation_of(one) or Accumulation(one, strategy) for one in accumulating]
+    def __init__(self, accumulating: list[Any], strategy: tf.distribute.Strategy) -> None:
+        self._each = [optimizers.accumulation_of(optimizer) or Accumulation(optimizer, strategy) for optimizer in accumulating]
 
     def next(self) -> tuple[int, ...]:
         """Start a step: return for each optimizer which application makes the next update. See `Accumulation.next`."""
-        for one in self._each:
-            one.build()
-        return tuple(one.next() for one in self._each)
+        for accumulation in self._each:
+            accumulation.build()
+        return tuple(accumulation.next() for accumulation in self._each)
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
         """Count the applications of one replica's step while it is traced, or run without a graph."""
         with contextlib.ExitStack() as stack:
-            for one in self._each:
-                stack.enter_context(one.during())
+            for accumulation in self._each:
+                stack.enter_context(accumulation.during())
             yield
 
     @property
     def applied(self) -> tuple[tuple[tuple[()], ...], ...]:
         """Return the number of applications of each optimizer as a structure without tensors, which a graph can return."""
-        return tuple(((),) * one.applied for one in self._each)
+        return tuple(((),) * accumulation.applied for accumulation in self._each)
 
     def end(self, applied: tuple[tuple[tuple[()], ...], ...]) -> bool:
         """End a step.
@@ -235,12 +235,12 @@ class Accumulations:
         Returns:
             Whether it applies one of them more often than any earlier step.
         """
-        news = [one.end(len(times)) for one, times in zip(self._each, applied, strict=True)]
+        news = [accumulation.end(len(times)) for accumulation, times in zip(self._each, applied, strict=True)]
         return any(news)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {str(place): one.state() for place, one in enumerate(self._each)}
+        return {str(place): accumulation.state() for place, accumulation in enumerate(self._each)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned, on any topology.
@@ -248,8 +248,8 @@ class Accumulations:
         Args:
             state: The result of `state`.
         """
-        for place, one in enumerate(self._each):
-            one.restore(state[str(place)])
+        for place, accumulation in enumerate(self._each):
+            accumulation.restore(state[str(place)])
 
 
 def _replica() -> int:

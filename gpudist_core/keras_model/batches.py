@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.placing import placed
@@ -24,7 +25,7 @@ class Placed:
     value: Any
 
 
-def distributed(strategy: Any, batch: Any) -> Any:
+def distributed(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return a batch as an argument for `Strategy.run`.
 
     Args:
@@ -38,8 +39,6 @@ def distributed(strategy: Any, batch: Any) -> Any:
     Raises:
         UsageError: If its parts have different numbers of examples.
     """
-    import tensorflow as tf
-
     if isinstance(batch, Placed):
         return batch.value
     batch = tf.nest.map_structure(_value, batch)
@@ -52,9 +51,7 @@ def distributed(strategy: Any, batch: Any) -> Any:
     return _cut(strategy, replicas, batch, [leaf for leaf in leaves if leaf is not None])
 
 
-def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> Any:
-    import tensorflow as tf
-
+def _cut(strategy: tf.distribute.Strategy, replicas: Replicas, batch: Any, leaves: list[Any]) -> Any:
     rows = {_rows(leaf) for leaf in leaves}
     if len(rows) != 1:
         raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
@@ -68,21 +65,17 @@ def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> An
     return _without_none(strategy, [packed(part) for part in parts])
 
 
-def _without_none(strategy: Any, values: list[Any]) -> Any:
+def _without_none(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
     """Call `per_replica` for values in which some components are None on all replicas."""
-    import tensorflow as tf
-
     if len(values) == 1:
         return values[0]
     flat = [[v for v in tf.nest.flatten(value) if v is not None] for value in values]
-    made = iter(per_replica(strategy, flat))
-    return tf.nest.map_structure(lambda v: None if v is None else next(made), values[0])
+    leaves = iter(per_replica(strategy, flat))
+    return tf.nest.map_structure(lambda v: None if v is None else next(leaves), values[0])
 
 
 def _value(leaf: Any) -> Any:
     """Return a leaf of a batch. Keras's generators use an empty Optional in place of None."""
-    import tensorflow as tf
-
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return None
     if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.distribute.DistributedValues, np.ndarray)):
@@ -92,8 +85,6 @@ def _value(leaf: Any) -> Any:
 
 def leaves_of(batch: Any) -> list[Any]:
     """Return the dense tensors of a batch that is not distributed, including those inside ragged and sparse tensors."""
-    import tensorflow as tf
-
     values = tf.nest.map_structure(_value, batch)
     return [leaf for leaf in tf.nest.flatten(values, expand_composites=True) if leaf is not None]
 
@@ -104,7 +95,7 @@ def _rows(leaf: Any) -> int:
     return int(leaf.shape[0])
 
 
-def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
+def row_counts(strategy: tf.distribute.Strategy, batch: Any) -> tuple[int, ...] | None:
     """Return the number of examples of each replica, if this host has all replicas.
 
     Args:
@@ -114,8 +105,6 @@ def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
     Returns:
         One number for each replica; None on several hosts.
     """
-    import tensorflow as tf
-
     for leaf in tf.nest.flatten(batch):
         if leaf is None:
             continue
@@ -128,7 +117,7 @@ def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
     return None
 
 
-def spec_of(strategy: Any, batch: Any) -> Any:
+def spec_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return shapes and dtypes of a distributed batch, with one example if this host's first replica has none.
 
     Args:
@@ -138,7 +127,6 @@ def spec_of(strategy: Any, batch: Any) -> Any:
     Returns:
         The structure with a `tf.TensorSpec` in place of each tensor.
     """
-    import tensorflow as tf
 
     def spec(leaf: Any) -> Any:
         if leaf is None:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import state
@@ -37,40 +38,39 @@ class CoordinatedModel(DistributedModel):
         return kept.place
 
     def _gpudist_exact(self) -> None:
-        me: Any = self
-        if me.jit_compile:
+        if self.jit_compile:
             raise Unavailable("XLA cannot compile a step that workers run. Received: jit_compile=True. Leave jit_compile out.")
-        optimizers.exact_optimizer(me.optimizer, me.distribute_strategy)
+        optimizers.exact_optimizer(self.optimizer, self.distribute_strategy)
         _check(self)
         training = CoordinatedTraining(
             self,
-            me.optimizer,
+            self.optimizer,
             _weighed(trainer.single_loss(self)),
             schedule="lock-step",
             draws=self._gpudist_draws,
             metrics=[_Metrics(self)] if trainer.has_metrics(self) else [],
         )
-        me.train_function = TrainFunction(self, training)
+        self.train_function = TrainFunction(self, training)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        me: Any = self
         if not trainer.needs_build(self):
             return
         place = self._gpudist_place
         spec = iterator.source.spec if iterator is not None else batches.spec_of(place, batches.distributed(place, data_batch))
         x = spec[0] if isinstance(spec, (tuple, list)) else spec
-        with me.distribute_strategy.scope():
+        with self.distribute_strategy.scope():
             models.build(self, lambda value: (value,), x)
-            if not me.optimizer.built:
-                me.optimizer.build(me.train_function.training.trained_variables)  # in their parts: Keras knows whole ones alone
+            if not self.optimizer.built:
+                self.optimizer.build(
+                    self.train_function.training.trained_variables
+                )  # in their parts: Keras knows whole ones alone
             trainer.build(self, spec)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the training step."""
-        me: Any = self
         if force:
-            me.train_function = TrainFunction(self, me.train_function.training)
-        return me.train_function
+            self.train_function = TrainFunction(self, self.train_function.training)
+        return self.train_function
 
 
 class TrainFunction(CountingFunction):
@@ -98,8 +98,6 @@ class TrainFunction(CountingFunction):
         Raises:
             StopIteration: If there is no batch.
         """
-        import keras
-
         place, trained = self._model._gpudist_place, False
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batches.distributed(place, batch))

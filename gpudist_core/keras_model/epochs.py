@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.keras_model.batches import Placed
 from gpudist_core.keras_model.sources import Source
 from gpudist_core.upstream.trainer import epoch_item
@@ -60,8 +62,6 @@ class Epochs:
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
         """End the epoch if the data ends early. Warn if steps were promised."""
-        import tensorflow as tf
-
         try:
             yield
         except (StopIteration, tf.errors.OutOfRangeError):

@@ -18,8 +18,8 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.strategies.waiting import limited
-from gpudist_core.upstream import batch_norm, central_storage, randomness, row_means, trainer, whole_numbers
+from gpudist_core.strategies.step_timeout import limited
+from gpudist_core.upstream import batch_norm, randomness, row_means, trainer, whole_numbers
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -114,21 +114,20 @@ class BatchFunction(CountingFunction):
         """Return the step, traced for the place of each optimizer's next update."""
         if updates not in self._compiled:
 
-            def one(data: Any, counts: Any) -> Any:
+            def step(data: Any, counts: Any) -> Any:
                 # The counts are no rows of the batch, so no argument: the replicas find them in the graph around them.
                 on_replica = functools.partial(self._on_replica, counts)
                 with watched(trainer.metrics_of(self._model)):
                     outputs = self._strategy.run(on_replica, args=(data,))
                 return outputs, () if self._accumulations is None else self._accumulations.applied
 
-            central_storage.prepare(self._model, *trainer.optimizers_of(self._model))
-            compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
-            self._compiled[updates] = one if self._model.run_eagerly else compiled
+            compiled = tf.function(step, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
+            self._compiled[updates] = step if self._model.run_eagerly else compiled
         return self._compiled[updates]
 
     def _on_replica(self, counts: Any, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
-        share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
+        share = shares.Share(shares.rows_of(data), counts=counts)
         with contextlib.ExitStack() as stack:
             stack.enter_context(shares.sharing(share))
             stack.enter_context(row_means.counting(tapes=self._own))
@@ -200,7 +199,7 @@ class PredictFunction:
 
     def _on_replica(self, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
-        share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]))
+        share = shares.Share(shares.rows_of(data))
         synchronizing = batch_norm.synchronizing(self._model._gpudist_synchronizes)
         with shares.sharing(share), row_means.counting(tapes=False), randomness.drawing(self._draws), synchronizing:
             outputs = self._model.predict_step(data)
@@ -247,7 +246,7 @@ def _concat(parts: Any) -> Any:
     return tf.concat(parts, axis=0) if parts[0].shape.rank else tf.stack(parts)
 
 
-def _counts_of(strategy: Any, batch: Any) -> Any:
+def _counts_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return the number of examples of each replica as a tensor, if it is known here; made once for each division."""
     if strategy.num_replicas_in_sync == 1:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,47 +30,6 @@ class Logs(dict[str, Any]):
         # Its own, so that dict(logs) and {**logs} ask for the values.
         return super().__iter__()
 
-    def __getitem__(self, name: str) -> Any:
-        return dict.__getitem__(self.computed(), name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a name."""
-        return dict.get(self.computed(), name, default)
-
-    def items(self) -> Any:
-        """Return names and values."""
-        return dict.items(self.computed())
-
-    def values(self) -> Any:
-        """Return the values."""
-        return dict.values(self.computed())
-
-    def pop(self, *args: Any) -> Any:
-        """Remove a value and return it."""
-        return dict.pop(self.computed(), *args)
-
-    def popitem(self) -> Any:
-        """Remove any value and return it."""
-        return dict.popitem(self.computed())
-
-    def setdefault(self, *args: Any) -> Any:
-        """Return the value of a name, after setting it if it was missing."""
-        return dict.setdefault(self.computed(), *args)
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Set values."""
-        dict.update(self.computed(), *args, **kwargs)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        dict.__setitem__(self.computed(), name, value)
-
-    def __delitem__(self, name: str) -> None:
-        dict.__delitem__(self.computed(), name)
-
-    def copy(self) -> dict[str, Any]:
-        """Return a plain dict."""
-        return dict(self.items())
-
     def __eq__(self, other: object) -> bool:
         return dict(self.items()) == other
 
@@ -78,14 +38,23 @@ class Logs(dict[str, Any]):
 
     __hash__ = None
 
-    def __or__(self, other: Any) -> Any:
-        return self.copy() | other
-
-    def __repr__(self) -> str:
-        return repr(self.copy())
-
     def __reduce__(self) -> Any:
         return dict, (self.copy(),)
+
+
+def _of_computed(name: str) -> Callable[..., Any]:
+    method = getattr(dict, name)
+
+    @functools.wraps(method)
+    def call(self: Logs, *args: Any, **kwargs: Any) -> Any:
+        return method(self.computed(), *args, **kwargs)
+
+    return call
+
+
+_CHANGING = ("__delitem__", "__setitem__", "pop", "popitem", "setdefault", "update")
+for _name in ("__getitem__", "__or__", "__repr__", "copy", "get", "items", "values", *_CHANGING):
+    setattr(Logs, _name, _of_computed(_name))
 
 
 def as_python(value: Any) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import keras
+
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model.model import DistributedModel
-from gpudist_core.strategies.made import warn_of_one_device
-from gpudist_core.upstream import batch_norm, classes, coordination, models, patches
+from gpudist_core.strategies.last_strategy import warn_of_one_device
+from gpudist_core.upstream import batch_norm, classes, coordination, models, patches, randomness
+from gpudist_core.values import check_choice
 
-DRAWS = ("replica", "row")
 Model = TypeVar("Model")
 
 
@@ -48,12 +50,9 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     Raises:
         UsageError: If `model` is not a Keras model.
     """
-    import keras
-
     if not isinstance(model, keras.Model):
         raise UsageError("model must be a Keras model", "Use gd.TrainStep for other callables.", model=type(model).__name__)
-    if draws not in DRAWS:
-        raise UsageError("draws must be 'replica' or 'row'", draws=draws)
+    check_choice(randomness.DRAWS, draws=draws)
     warn_of_one_device(model, model.distribute_strategy)
     patches.of_step.prepare()
     settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}

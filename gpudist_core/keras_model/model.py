@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
@@ -20,6 +21,7 @@ from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import BatchFunction, CountingFunction, PredictFunction, trained_by
 from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
+from gpudist_core.static import table_of
 from gpudist_core.upstream import metric_variables, models, optimizers, trainer
 from gpudist_core.values import is_whole
 
@@ -27,28 +29,37 @@ from gpudist_core.values import is_whole
 class DistributedModel:
     """Extend the class of a model. `distributed` applies it; everything else is the model's own and Keras's."""
 
+    # What the class has that it extends.
+    distribute_strategy: Any
+    jit_compile: Any
+    metrics: Any
+    optimizer: Any
+    predict_function: Any
+    test_function: Any
+    test_step: Any
+    train_function: Any
+    train_step: Any
+    weights: Any
+
     _gpudist_draws = "replica"
     _gpudist_synchronizes = True
 
     @property
     def _gpudist_place(self) -> Any:
         """Return the strategy whose replicas get the batches."""
-        me: Any = self
-        return me.distribute_strategy
+        return self.distribute_strategy
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile as Keras does, in the strategy's scope. Optimizers then sum gradients before they use them."""
-        me: Any = self
         models.check_current(self)
-        with me.distribute_strategy.scope():
+        with self.distribute_strategy.scope():
             super().compile(*args, **kwargs)  # type: ignore[misc]
             self._gpudist_exact()
 
     def _gpudist_exact(self) -> None:
         """Make the compiled parts exact."""
-        me: Any = self
-        strategy = me.distribute_strategy
-        if me.jit_compile and strategy.num_replicas_in_sync > 1:
+        strategy = self.distribute_strategy
+        if self.jit_compile and strategy.num_replicas_in_sync > 1:
             raise Unavailable(
                 "XLA must compile a step for one device only. Received: jit_compile=True, "
                 f"replicas={strategy.num_replicas_in_sync}. Leave jit_compile out, or use one device."
@@ -136,9 +147,8 @@ class DistributedModel:
         Raises:
             ValueError: If their number or shapes differ.
         """
-        me: Any = self
-        values, variables = list(weights), me.weights
-        tables = {i: kept[0] for i, v in enumerate(variables) if (kept := getattr(v, "_gpudist_table", None)) is not None}
+        values, variables = list(weights), self.weights
+        tables = {i: table for i, v in enumerate(variables) if (table := table_of(v)) is not None}
         if not tables or len(values) != len(variables):
             super().set_weights(values)  # type: ignore[misc]
             return
@@ -153,8 +163,6 @@ class DistributedModel:
 
     def _gpudist_callbacks(self, asked: dict[str, Any], *, history: bool) -> Any:
         """Return the callbacks in a list that does only what is needed in each step, in place of Keras's list."""
-        import keras
-
         if isinstance(asked.get("callbacks"), keras.callbacks.CallbackList) or "callbacks" not in asked:
             return None
         asked["callbacks"] = Callbacks(
@@ -170,7 +178,7 @@ class DistributedModel:
 
     def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., Epochs]:
         """Return a function that makes the iterator for Keras's loop: first the loop's own, then that of its validation."""
-        made: list[Epochs] = []
+        iterators: list[Epochs] = []
 
         def make(
             x: Any = None,
@@ -198,8 +206,8 @@ class DistributedModel:
                 "shuffle": shuffle,
                 "class_weight": class_weight,
             }
-            trains = training and not made
-            if made and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
+            trains = training and not iterators
+            if iterators and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
                 data["batch_size"] = None
             seed = self._gpudist_seed() if trains and shuffle else 0
             source = source_of(self._gpudist_place, data, training=trains, seed=seed)
@@ -207,9 +215,9 @@ class DistributedModel:
             if trains:
                 kept = state.of_model.of(self)
                 kept.pipeline, kept.epochs = source.pipeline, epochs
-            if not made and callbacks is not None:
+            if not iterators and callbacks is not None:
                 callbacks.set_params(callbacks.params | {"steps": epochs.num_batches})
-            made.append(epochs)
+            iterators.append(epochs)
             return epochs
 
         return make
@@ -230,13 +238,12 @@ class DistributedModel:
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Create all variables before a step is traced, with the shapes of the data and without taking a batch."""
-        me: Any = self
         default = trainer.is_default(type(self), "train_step")
         if default and isinstance(iterator, Epochs) and not isinstance(iterator.source, FromDistributed):
             trainer.check_targets(self, iterator.source.spec)
         if not trainer.needs_build(self):
             return
-        strategy = me.distribute_strategy
+        strategy = self.distribute_strategy
         spec = (
             iterator.source.spec
             if iterator is not None
@@ -264,8 +271,7 @@ class DistributedModel:
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the training step."""
-        me: Any = self
-        known = getattr(me.train_function, "trained", None)
+        known = getattr(self.train_function, "trained", None)
         if known is not None and known != trained_by(self):
             # A function that was traced before trains on what is frozen now, until a batch has another shape.
             warnings.warn(
@@ -276,33 +282,31 @@ class DistributedModel:
                 stacklevel=3,
             )
             force = True
-        if me.train_function is None or force:
+        if self.train_function is None or force:
             # `compile` has not seen the variables that a layer makes when it is called for the first time.
             for optimizer in trainer.optimizers_of(self) or [None]:
                 models.check_scope(self._gpudist_place, self, optimizer)
-            metric_variables.make_local(self._gpudist_place, me.metrics)
+            metric_variables.make_local(self._gpudist_place, self.metrics)
             own = not trainer.is_default(type(self), "train_step")
-            step = me.train_step if own else functools.partial(steps.train_step, self)
+            step = self.train_step if own else functools.partial(steps.train_step, self)
             accumulations = state.of_model.of(self).accumulations
-            me.train_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=accumulations)
-        return me.train_function
+            self.train_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=accumulations)
+        return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """Compile the evaluation step."""
-        me: Any = self
-        if me.test_function is None or force:
-            metric_variables.make_local(self._gpudist_place, me.metrics)
+        if self.test_function is None or force:
+            metric_variables.make_local(self._gpudist_place, self.metrics)
             own = not trainer.is_default(type(self), "test_step")
-            step = me.test_step if own else functools.partial(steps.test_step, self)
-            me.test_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws)
-        return me.test_function
+            step = self.test_step if own else functools.partial(steps.test_step, self)
+            self.test_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws)
+        return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Compile the prediction step."""
-        me: Any = self
-        if me.predict_function is None or force:
-            me.predict_function = PredictFunction(self, draws=self._gpudist_draws)
-        return me.predict_function
+        if self.predict_function is None or force:
+            self.predict_function = PredictFunction(self, draws=self._gpudist_draws)
+        return self.predict_function
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Return the metrics' results over all replicas. With several hosts, all must call it.
@@ -315,8 +319,7 @@ class DistributedModel:
         # In a step, and while Keras builds symbolically, a metric is asked for its form, not for its value.
         if shares.current() is not None or not tf.executing_eagerly():
             return dict(super().get_metrics_result())  # type: ignore[misc]
-        me: Any = self
-        functions = (one for one in (me.train_function, me.test_function) if isinstance(one, CountingFunction))
+        functions = (f for f in (self.train_function, self.test_function) if isinstance(f, CountingFunction))
         function = next(functions, None)
         with (Results(self, self._gpudist_place) if function is None else function.results()).summed():
             return dict(super().get_metrics_result())  # type: ignore[misc]

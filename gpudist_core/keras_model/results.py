@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce_all
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import central_storage, models, trainer
+from gpudist_core.state import PerThread
+from gpudist_core.upstream import models, trainer
 
-_remembered = threading.local()
+_remembered: PerThread[dict[int, tuple[Any, Any, Any]] | None] = PerThread(None)
 
 
 class Results:
@@ -24,9 +27,7 @@ class Results:
         strategy: The strategy of these variables.
     """
 
-    def __init__(self, model: Any, strategy: Any) -> None:
-        import tensorflow as tf
-
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._model = model
         self._strategy = strategy
         self._several_hosts = replicas_of(strategy).num_hosts > 1
@@ -44,8 +45,6 @@ class Results:
 
     def on_replica(self) -> list[Any]:
         """Return each variable's sum over all replicas, in a replica's context; for other values, the first replica's."""
-        import tensorflow as tf
-
         context = tf.distribute.get_replica_context()
         values = [models.plain(variable).read_value() for variable in self.variables]
         if context is not None and context.num_replicas_in_sync > 1:
@@ -70,8 +69,6 @@ class Results:
         Returns:
             The results, as tensors.
         """
-        import tensorflow as tf
-
         names = tuple(plan)
         if names not in self._compiled:
 
@@ -85,8 +82,6 @@ class Results:
 
     @contextlib.contextmanager
     def _as_variables(self, sums: list[Any]) -> Iterator[None]:
-        import keras
-
         with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=True))):
             yield
 
@@ -97,8 +92,6 @@ class Results:
             yield
 
     def _sums(self) -> list[Any]:
-        import tensorflow as tf
-
         if self._several_hosts:
             sums = self._strategy.run(self.on_replica)
             return [self._strategy.experimental_local_results(value)[0] for value in sums]
@@ -135,7 +128,6 @@ def watched(metrics: list[Any]) -> Iterator[None]:
     """
     each = list({id(metric): metric for metric in metrics}.values())  # a model may name one twice
     for metric in each:
-        central_storage.add_up(metric.variables)
         object.__setattr__(metric, "result", _watching(metric, metric.result))
     try:
         yield
@@ -148,7 +140,7 @@ def _watching(metric: Any, result: Any) -> Any:
     @functools.wraps(result)
     def watch(*args: Any, **kwargs: Any) -> Any:
         value = result(*args, **kwargs)
-        seen = getattr(_remembered, "seen", None)
+        seen = _remembered.value
         if seen is not None:
             named = value.items() if isinstance(value, dict) else [(None, value)]
             seen.update({id(part): (part, metric, key) for key, part in named})
@@ -157,12 +149,6 @@ def _watching(metric: Any, result: Any) -> Any:
     return watch
 
 
-@contextlib.contextmanager
-def remembering() -> Iterator[dict[int, tuple[Any, Any, Any]]]:
+def remembering() -> contextlib.AbstractContextManager[Any]:
     """Remember, while one replica's step is traced, what each watched metric returned, by the identity of the value."""
-    outer = getattr(_remembered, "seen", None)
-    _remembered.seen = {}
-    try:
-        yield _remembered.seen
-    finally:
-        _remembered.seen = outer
+    return _remembered.set({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from gpudist_core.pipelines.alike import of_first_host
+from gpudist_core.pipelines.cross_host_check import of_first_host
 from gpudist_core.pipelines.hashing import words
 from gpudist_core.upstream import trainer
 
@@ -21,8 +21,8 @@ def common_seed(strategy: Any, number: int) -> int:
         A function of the seed from `keras.utils.set_random_seed` on the first host, and of the number. Without such a seed, the
         first host draws one.
     """
-    told = trainer.seed()
-    seed = of_first_host(strategy, secrets.randbits(32) if told is None else int(told))
+    user_seed = trainer.seed()
+    seed = of_first_host(strategy, secrets.randbits(32) if user_seed is None else int(user_seed))
     return derived(seed, number)
 
 

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.seeds import derived
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.pipelines.alike import Alike, digest_of
+from gpudist_core.pipelines.cross_host_check import Alike, digest_of
 from gpudist_core.pipelines.distributed import Distributed
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import datasets, trainer
 
 
-class FromPipeline:
+class _Source:
+    """Provide the batches of each epoch."""
+
+    pipeline: Any = None
+
+    def begin(self) -> None:
+        """Start an epoch."""
+
+    def end(self) -> None:
+        """End an epoch."""
+
+
+class FromPipeline(_Source):
     """Read batches from a pipeline.
 
     Args:
@@ -27,8 +42,8 @@ class FromPipeline:
         moves: Whether its position moves from epoch to epoch. Otherwise each epoch is the first one.
     """
 
-    def __init__(self, pipeline: Pipeline, strategy: Any, *, moves: bool) -> None:
-        self.pipeline: Any = pipeline
+    def __init__(self, pipeline: Pipeline, strategy: tf.distribute.Strategy, *, moves: bool) -> None:
+        self.pipeline = pipeline
         # What trains keeps every replica busy; what judges or tells takes the batches that were asked for.
         self._distributed = pipeline.distribute(strategy, allow_idle=not moves)
         self._moves = moves
@@ -48,12 +63,6 @@ class FromPipeline:
         """Return the batches of an epoch, or its rest."""
         return iter(self._distributed) if self._moves else self._distributed.epoch_batches()
 
-    def begin(self) -> None:
-        """Start an epoch."""
-
-    def end(self) -> None:
-        """End an epoch."""
-
 
 class FromArrays(FromPipeline):
     """Read batches from arrays, with a position that can be saved and restored.
@@ -65,7 +74,7 @@ class FromArrays(FromPipeline):
         moves: As for `FromPipeline`.
     """
 
-    def __init__(self, make: Callable[[int], Pipeline], strategy: Any, *, seed: int, moves: bool) -> None:
+    def __init__(self, make: Callable[[int], Pipeline], strategy: tf.distribute.Strategy, *, seed: int, moves: bool) -> None:
         super().__init__(make(seed), strategy, moves=moves)
         self._position = self.pipeline
         self._make, self._strategy = make, strategy
@@ -86,7 +95,7 @@ class FromArrays(FromPipeline):
         self._distributed = self._position.distribute(self._strategy)
 
 
-class FromAdapter:
+class FromAdapter(_Source):
     """Read batches from a data adapter of Keras: every host reads all batches and keeps the examples of its replicas.
 
     Args:
@@ -99,10 +108,9 @@ class FromAdapter:
         seed: The seed of the order.
     """
 
-    pipeline = None
     first = 0
 
-    def __init__(self, adapter: Any, strategy: Any, seed: int | None) -> None:
+    def __init__(self, adapter: Any, strategy: tf.distribute.Strategy, seed: int | None) -> None:
         self._adapter = adapter
         self._strategy = strategy
         self.seed = seed
@@ -113,8 +121,6 @@ class FromAdapter:
     @property
     def spec(self) -> Any:
         """Return the structure of a batch."""
-        import tensorflow as tf
-
         return tf.nest.map_structure(
             lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self.dataset.element_spec
         )
@@ -139,7 +145,7 @@ class FromAdapter:
         self._adapter.on_epoch_end()
 
 
-class FromDistributed:
+class FromDistributed(_Source):
     """Read the batches of a dataset that the user has distributed.
 
     Args:
@@ -147,10 +153,9 @@ class FromDistributed:
         strategy: The strategy.
     """
 
-    pipeline = None
     first = 0
 
-    def __init__(self, dataset: Any, strategy: Any) -> None:
+    def __init__(self, dataset: Any, strategy: tf.distribute.Strategy) -> None:
         self._dataset = dataset
         self._strategy = strategy
         self._taken: Any = None
@@ -164,7 +169,7 @@ class FromDistributed:
         """Return the structure of a batch, from the first one."""
         iterator = iter(self._dataset)
         first = next(iterator)
-        self._taken = _chain(first, iterator)
+        self._taken = itertools.chain([first], iterator)
         return batches.spec_of(self._strategy, first)
 
     def epoch(self) -> Iterator[Any]:
@@ -172,22 +177,11 @@ class FromDistributed:
         taken, self._taken = self._taken, None
         return iter(self._dataset) if taken is None else taken
 
-    def begin(self) -> None:
-        """Start an epoch."""
-
-    def end(self) -> None:
-        """End an epoch."""
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
 
 Source = FromPipeline | FromAdapter | FromDistributed
 
 
-def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int) -> Source:
+def source_of(strategy: tf.distribute.Strategy, data: dict[str, Any], *, training: bool, seed: int) -> Source:
     """Return the source of batches for the data given to fit, evaluate or predict.
 
     Args:
@@ -203,8 +197,6 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
         UsageError: If an argument is given that a pipeline provides itself, a pipeline is already distributed, or each host
             shuffles a dataset in its own order.
     """
-    import tensorflow as tf
-
     x = data["x"]
     if x is None:
         raise UsageError("fit, evaluate and predict need data", "Pass arrays, a tf.data.Dataset or a gd.Pipeline.", x=None)
@@ -227,7 +219,7 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
     return FromAdapter(adapter, strategy, seed if training and data.get("shuffle") else None)
 
 
-def _check_that_hosts_shuffle_alike(dataset: Any, strategy: Any) -> None:
+def _check_that_hosts_shuffle_alike(dataset: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse orders that differ between hosts: some examples would be read twice, others never."""
     num_hosts = replicas_of(strategy).num_hosts
     if num_hosts > 1 and "unseeded" in datasets.shuffles_that_vary(dataset):
@@ -253,22 +245,16 @@ def _of_pipeline(pipeline: Pipeline, data: dict[str, Any]) -> Pipeline:
 
 
 def _of_arrays(arrays: Any, batch_size: int, shuffle: bool, seed: int) -> Pipeline:
-    import tensorflow as tf
-
     prepared = tf.nest.map_structure(_prepared, arrays)
     return Pipeline.from_arrays(prepared, global_batch_size=batch_size, shuffle=shuffle, seed=seed)
 
 
 def _dense(leaf: Any) -> bool:
-    import tensorflow as tf
-
     return isinstance(leaf, (np.ndarray, tf.Tensor)) and getattr(leaf.dtype, "kind", "") != "O"
 
 
 def _prepared(leaf: Any) -> Any:
     """Convert floats to Keras's floatx, as its own adapter of arrays does."""
-    import keras
-
     array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
     return (
         array.astype(keras.config.floatx()) if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx() else array

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
@@ -21,8 +22,6 @@ def train_step(model: Any, data: Any) -> Any:
     Returns:
         The logs.
     """
-    import keras
-
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = trainer.call(model, x, training=True)
@@ -50,8 +49,6 @@ def test_step(model: Any, data: Any) -> Any:
     Returns:
         The logs.
     """
-    import keras
-
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     y_pred = trainer.call(model, x, training=False)
     _track(model, trainer.loss_of(model, x, y, y_pred, weight, training=False))

@@ -27,7 +27,7 @@ class PartitionedTable(tf.Module):
         name: Its name.
     """
 
-    def __init__(self, parts: Sequence[Any], name: str | None = None) -> None:
+    def __init__(self, parts: Sequence[tf.Variable], name: str | None = None) -> None:
         super().__init__(name)
         self.parts = list(parts)
 
@@ -36,7 +36,7 @@ class PartitionedTable(tf.Module):
         """Return the shape of the whole table."""
         return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
 
-    def lookup(self, ids: Any) -> Any:
+    def lookup(self, ids: npt.ArrayLike) -> tf.Tensor:
         """Look up rows of the table. The gradient is sparse.
 
         Args:
@@ -72,7 +72,7 @@ class PartitionedTable(tf.Module):
 
 def partition(
     values: Any,
-    strategy: Any,
+    strategy: tf.distribute.Strategy,
     *,
     parts: int | None = None,
     shape: Sequence[int] | None = None,
@@ -119,9 +119,9 @@ def partition(
     kind = tf.as_dtype(dtype if dtype is not None else "float32" if callable(values) else values.dtype)
     sizes = part_sizes(whole[0], parts, strategy)
     with strategy.scope():
-        made = [_variable((size, *whole[1:]), kind, trainable, f"{name or 'table'}_{i}") for i, size in enumerate(sizes)]
-    table = PartitionedTable(made, name)
-    fill(made, values if callable(values) else lambda start, shape: values[start : start + shape[0]])
+        variables = [_variable((size, *whole[1:]), kind, trainable, f"{name or 'table'}_{i}") for i, size in enumerate(sizes)]
+    table = PartitionedTable(variables, name)
+    fill(variables, values if callable(values) else lambda start, shape: values[start : start + shape[0]])
     return table
 
 
@@ -131,7 +131,7 @@ def lookup(parts: Sequence[Any], ids: Any) -> Any:
     return tf.nn.embedding_lookup(list(parts), operations.known(tf.cast(operations.dense(ids), tf.int64), rows))
 
 
-def part_sizes(rows: int, parts: int | None, strategy: Any) -> list[int]:
+def part_sizes(rows: int, parts: int | None, strategy: tf.distribute.Strategy) -> list[int]:
     """Return the number of rows of each part.
 
     Args:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -17,14 +18,14 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
 from gpudist_core.parameter_servers.work import Part, WorkerFunction
 from gpudist_core.parameter_servers.workers import Workers, server_lost
+from gpudist_core.pipelines import Pipeline
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
-from gpudist_core.upstream import coordination, losses, models, optimizers, patches, row_losses
-from gpudist_core.values import is_finite, is_whole
+from gpudist_core.upstream import coordination, losses, models, optimizers, patches, randomness, row_losses
+from gpudist_core.values import check_choice, is_finite, is_whole
 
 SCHEDULES = ("asynchronous", "lock-step")
-DRAWS = ("replica", "row")
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _T = TypeVar("_T")
 
@@ -77,9 +78,9 @@ class CoordinatedTraining:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
-        per_example_loss: Any,
+        model: keras.Model | Callable[..., Any],
+        optimizer: keras.optimizers.Optimizer,
+        per_example_loss: keras.losses.Loss | Callable[[Any, Any], Any] | str,
         *,
         schedule: str = "asynchronous",
         clip_norm: float | None = None,
@@ -87,13 +88,14 @@ class CoordinatedTraining:
         clip_value: float | None = None,
         accumulate: int = 1,
         draws: str = "replica",
-        metrics: Sequence[Any] = (),
-        variables: Sequence[Any] | None = None,
+        metrics: Sequence[keras.metrics.Metric] = (),
+        variables: Sequence[tf.Variable | keras.Variable] | None = None,
         check_finite: bool = False,
         timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
-        strategy: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
     ) -> None:
-        _check_choices(schedule=(schedule, SCHEDULES), draws=(draws, DRAWS))
+        check_choice(SCHEDULES, schedule=schedule)
+        check_choice(randomness.DRAWS, draws=draws)
         arguments.check_accumulate(accumulate)
         optimizers.check(optimizer)
         optimizers.check_single_updates(optimizer)
@@ -105,7 +107,8 @@ class CoordinatedTraining:
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         patches.of_step.prepare()
         coordination.let_be_read(model)
-        self.model, self.metrics, self.schedule = model, arguments.checked_metrics(metrics), schedule
+        self.model: Any = model
+        self.metrics, self.schedule = arguments.checked_metrics(metrics), schedule
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
@@ -123,7 +126,7 @@ class CoordinatedTraining:
         self._drawn: dict[int, tuple[Any, int]] = {}
         self._update_metrics = tf.function(self._metrics_of, autograph=False, reduce_retracing=True)
 
-    def train(self, data: Any, steps: int | None = None) -> npt.NDArray[np.float32]:
+    def train(self, data: Pipeline | Iterable[Sequence[Any]], steps: int | None = None) -> npt.NDArray[np.float32]:
         """Train on global batches. On return each was applied exactly once (or is pending, with `accumulate`).
 
         Args:
@@ -141,17 +144,17 @@ class CoordinatedTraining:
             raise UsageError("steps must be an integer >= 0 or None", "None means the rest of the epoch.", steps=steps)
         batches = _batches(data, steps)
         run = self._in_lock_step if self.schedule == "lock-step" else self._asynchronously
-        found = self._outside_scope(lambda: run(batches))
-        if steps is not None and len(found) < steps:
+        losses = self._outside_scope(lambda: run(batches))
+        if steps is not None and len(losses) < steps:
             raise UsageError(
                 "The data must last for all steps",
                 "Use fewer steps, or a Pipeline, which starts again.",
                 steps=steps,
-                batches=len(found),
+                batches=len(losses),
             )
-        return np.asarray(found, np.float32)
+        return np.asarray(losses, np.float32)
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Sequence[Any]) -> Any:
         """Train on one global batch and wait for it.
 
         Args:
@@ -185,7 +188,7 @@ class CoordinatedTraining:
         return self._num_updates
 
     @property
-    def trained_variables(self) -> list[Any]:
+    def trained_variables(self) -> list[tf.Variable | keras.Variable]:
         """Return the trained variables, in the order of the gradients. A partitioned variable is listed by its parts."""
         whole = self._given if self._given is not None else list(self.model.trainable_variables)
         return [part for variable in whole for part in coordination.parts_of(variable)]
@@ -204,55 +207,38 @@ class CoordinatedTraining:
         Raises:
             UsageError: If it comes from a training with another `accumulate`, or from a `TrainStep` with pending batches.
         """
-        if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
-            raise UsageError("state must be a result of CoordinatedTraining.state()", state=state)
-        pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
-        if pending >= self.accumulate or (pending and of != self.accumulate):
-            raise UsageError(
-                "The state must come from a training with the same accumulate",
-                "Restore it there.",
-                pending=pending,
-                accumulate=self.accumulate,
-                accumulated_by=of,
-            )
-        if pending and "sums" not in state:
-            raise UsageError(
-                "Pending batches must be restored by what accumulated them: a CoordinatedTraining by another",
-                "Save after flush(), or restore it there.",
-                pending=pending,
-                state=sorted(state),
-            )
+        pending = arguments.checked_pending(state, self.accumulate, "CoordinatedTraining", "sums")
         self._pending = pending
         self._sums = unflattened(state["sums"], len(self.trained_variables)) if pending else None
 
     def _in_lock_step(self, batches: Iterable[Any]) -> list[float]:
-        found = []
+        losses = []
         for batch in map(_checked, batches):
             self._build(batch)
             parts = self._send(0, 0, batch, self._workers.num_workers)
             arrived: dict[Any, Any] = {}
             while self._workers.under_way:
                 arrived.update(self._workers.results())
-            found.append(self._take(batch, [arrived[0, part] for part in range(parts)], items=None))
-        return found
+            losses.append(self._take(batch, [arrived[0, part] for part in range(parts)], items=None))
+        return losses
 
     def _asynchronously(self, batches: Iterable[Any]) -> list[float]:
-        found: dict[int, float] = {}
+        losses: dict[int, float] = {}
         under_way: dict[int, Any] = {}
         for item, batch in enumerate(map(_checked, batches)):
             self._build(batch)
             under_way[item] = batch
             self._send(item, item, batch, 1)
             while self._workers.under_way >= self._workers.ahead:
-                self._take_arrived(under_way, found)
+                self._take_arrived(under_way, losses)
         while self._workers.under_way:
-            self._take_arrived(under_way, found)
-        coordination.advance_seeds(self._drawn, len(found))
-        return [found[item] for item in sorted(found)]
+            self._take_arrived(under_way, losses)
+        coordination.advance_seeds(self._drawn, len(losses))
+        return [losses[item] for item in sorted(losses)]
 
-    def _take_arrived(self, under_way: dict[int, Any], found: dict[int, float]) -> None:
+    def _take_arrived(self, under_way: dict[int, Any], losses: dict[int, float]) -> None:
         for (item, _), part in self._workers.results():
-            found[item] = self._take(under_way.pop(item), [part], items=1)
+            losses[item] = self._take(under_way.pop(item), [part], items=1)
 
     def _send(self, key: int, item: int, batch: tuple[Any, ...], parts: int) -> int:
         """Send the parts of a batch that have examples, and return their number."""
@@ -327,13 +313,7 @@ class CoordinatedTraining:
             raise (lost or error) from (error if lost else None)
 
 
-def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
-    for name, (value, possible) in choices.items():
-        if value not in possible:
-            raise UsageError(f"{name} must be {' or '.join(map(repr, possible))}", **{name: value})
-
-
-def _checked_strategy(strategy: Any) -> Any:
+def _checked_strategy(strategy: tf.distribute.Strategy) -> Any:
     if coordination.is_coordinated(strategy):
         return strategy
     raise UsageError(
@@ -369,17 +349,13 @@ def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _checked(batch: Any) -> tuple[Any, ...]:
-    found = tuple(tf.nest.map_structure(_tensor, arguments.checked_batch(batch)))
-    rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(found)}
+    parts = tuple(tf.nest.map_structure(arguments.as_tensor, arguments.checked_batch(batch)))
+    rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(parts)}
     if len(rows) != 1:
         raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
     if rows == {0}:
         raise UsageError("A batch must have at least one example", "Leave empty batches out.", rows=0)
-    return found
-
-
-def _tensor(value: Any) -> Any:
-    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
+    return parts
 
 
 def _batches(data: Any, steps: int | None) -> Iterator[Any]:

@@ -42,17 +42,17 @@ class Updates:
         whole: Part = self._function(f"batch of {len(parts)}", self._whole, list(parts))
         return whole
 
-    def sum(self, one: Part, other: Part) -> Part:
+    def sum(self, first: Part, second: Part) -> Part:
         """Add the sums of two or more batches.
 
         Args:
-            one: A result of `of_batch` or `sum`.
-            other: A result of `of_batch` or `sum`.
+            first: A result of `of_batch` or `sum`.
+            second: A result of `of_batch` or `sum`.
 
         Returns:
             Their sum.
         """
-        together: Part = self._function("sum", _added, [one, other])
+        together: Part = self._function("sum", _added, [first, second])
         return together
 
     def apply(self, part: Part) -> None:
@@ -98,18 +98,18 @@ def loss_of(part: Part) -> Any:
 
 def flattened(part: Part) -> dict[str, Any]:
     """Return a part as arrays by name: `grads/0`, or `grads/0/values` and `grads/0/indices`; none without a gradient."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, value in part.items():
         for i, gradient in enumerate(value if name.endswith("grads") else ()):
             if isinstance(gradient, (tuple, list)):
-                found |= {
+                arrays |= {
                     f"{name}/{i}/{half}": value.numpy() for half, value in zip(("values", "indices"), gradient, strict=False)
                 }
             else:
-                found[f"{name}/{i}"] = gradient.numpy()
+                arrays[f"{name}/{i}"] = gradient.numpy()
         if not name.endswith("grads"):
-            found[name] = value.numpy()
-    return found
+            arrays[name] = value.numpy()
+    return arrays
 
 
 def unflattened(arrays: Mapping[str, Any], num_variables: int) -> Part:
@@ -139,33 +139,35 @@ def _sum_of(name: str, values: list[Any]) -> Any:
     return functools.reduce(tf.add, values)
 
 
-def _plus(one: Any, other: Any) -> Any:
+def _plus(first: Any, second: Any) -> Any:
     """Add what two workers sent for one variable. Both have the same form, because they ran the same function."""
-    return tuple(tf.concat(pair, 0) for pair in zip(one, other, strict=True)) if isinstance(one, (tuple, list)) else one + other
+    if isinstance(first, (tuple, list)):
+        return tuple(tf.concat(pair, 0) for pair in zip(first, second, strict=True))
+    return first + second
 
 
-def _together(one: Any, other: Any) -> Any:
+def _together(first: Any, second: Any) -> Any:
     """Add two gradients of one variable; sparse if both are. Slices of the same rows of the data stay one."""
-    if one is None or other is None:
-        return one if other is None else other
-    if not (isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices)):
-        return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+    if first is None or second is None:
+        return first if second is None else second
+    if not (isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices)):
+        return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
     # Keras's optimizers square each slice for itself: two slices where one device has one would be another step.
-    as_many = tf.equal(tf.size(one.indices), tf.size(other.indices))
+    as_many = tf.equal(tf.size(first.indices), tf.size(second.indices))
     values, indices = tf.cond(
         as_many,
         lambda: tf.cond(
-            tf.reduce_all(tf.equal(one.indices, other.indices)),
-            lambda: (one.values + other.values, one.indices),
-            lambda: _both(one, other),
+            tf.reduce_all(tf.equal(first.indices, second.indices)),
+            lambda: (first.values + second.values, first.indices),
+            lambda: _both(first, second),
         ),
-        lambda: _both(one, other),
+        lambda: _both(first, second),
     )
-    return tf.IndexedSlices(values, indices, one.dense_shape)
+    return tf.IndexedSlices(values, indices, first.dense_shape)
 
 
-def _both(one: Any, other: Any) -> tuple[Any, Any]:
-    return tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
+def _both(first: Any, second: Any) -> tuple[Any, Any]:
+    return tf.concat([first.values, second.values], 0), tf.concat([first.indices, second.indices], 0)
 
 
 def _spec(argument: Any) -> Any:

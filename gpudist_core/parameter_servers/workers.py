@@ -28,7 +28,7 @@ class Workers:
         timeout_seconds: How long to wait for any result, in seconds; None for no limit.
     """
 
-    def __init__(self, strategy: Any, timeout_seconds: float | None) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, timeout_seconds: float | None) -> None:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self.num_workers, self.num_servers = coordination.num_tasks(strategy)
         self.ahead = _WORK_AHEAD * self.num_workers

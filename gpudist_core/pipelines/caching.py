@@ -36,22 +36,22 @@ class RowCache:
             missing = np.array([i for i, number in enumerate(numbers) if number not in self._places], np.int64)
         if not numbers:
             return make(missing)
-        made = [np.asarray(part) for part in make(missing)] if len(missing) else []
+        new_rows = [np.asarray(part) for part in make(missing)] if len(missing) else []
         with self._lock:
-            if made:
-                self._keep([numbers[i] for i in missing], made)
+            if new_rows:
+                self._keep([numbers[i] for i in missing], new_rows)
             places = [self._places[number] for number in numbers]
             return [part[places] for part in self._parts]
 
-    def _keep(self, numbers: list[int], made: Rows) -> None:
+    def _keep(self, numbers: list[int], rows: Rows) -> None:
         # Another thread may have made the same rows meanwhile: then they are the same, and lie where it put them.
         for number in numbers:
             self._places.setdefault(number, len(self._places))
         if not self._parts:
-            self._parts = [np.empty((0, *part.shape[1:]), part.dtype) for part in made]
+            self._parts = [np.empty((0, *part.shape[1:]), part.dtype) for part in rows]
         if len(self._places) > len(self._parts[0]):
             self._parts = [_longer(part, max(len(self._places), 2 * len(part))) for part in self._parts]
-        for part, values in zip(self._parts, made, strict=True):
+        for part, values in zip(self._parts, rows, strict=True):
             part[[self._places[number] for number in numbers]] = values
 
 

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines import same_data
-from gpudist_core.pipelines.alike import Alike
 from gpudist_core.pipelines.caching import RowCache
+from gpudist_core.pipelines.cross_host_check import Alike
 from gpudist_core.pipelines.lookahead import LookAhead
 from gpudist_core.pipelines.mapping import Mapper
 from gpudist_core.pipelines.placing import placed
@@ -47,8 +48,8 @@ class Rowwise:
 
     def __call__(self, share: HostShare) -> Rows:
         """Return the examples of a share as the replicas get them, flattened."""
-        made = partial(self._made, share)
-        parts = self._cache.get(share.rows, made) if self._cache is not None else made(None)
+        make = partial(self._made, share)
+        parts = self._cache.get(share.rows, make) if self._cache is not None else make(None)
         parts = self._after(parts, self._plan.seed, share.epoch, share.rows, share.repeats)
         if self._plan.weighting is None:
             return parts
@@ -65,8 +66,6 @@ class Rowwise:
 
 
 def _with_weight(spec: Any, *, by_class: bool) -> Any:
-    import tensorflow as tf
-
     if not isinstance(spec, tuple) or len(spec) != 2:
         raise UsageError(
             "Weights need examples of the form (x, y)", "Return (x, y) from the last map, without a weight.", row=spec
@@ -94,7 +93,7 @@ class Distributed:
         [4, 1]
     """
 
-    def __init__(self, plan: Plan, position: Position, strategy: Any, *, allow_idle: bool = False) -> None:
+    def __init__(self, plan: Plan, position: Position, strategy: tf.distribute.Strategy, *, allow_idle: bool = False) -> None:
         self.strategy = strategy
         self._plan = plan
         self._position = position
@@ -142,8 +141,6 @@ class Distributed:
         return length_of(self._plan)
 
     def __iter__(self) -> Iterator[Any]:
-        import tensorflow as tf
-
         if not tf.executing_eagerly():
             raise UsageError(
                 "A pipeline must be iterated in Python",
@@ -187,8 +184,6 @@ class Distributed:
         return share.digest, self._made(share)
 
     def _made(self, share: HostShare) -> Any:
-        import tensorflow as tf
-
         parts = [np.asarray(part) if isinstance(part, np.memmap) else part for part in self._rowwise(share)]
         values = placed(parts, share.cuts, self._replicas.devices)
         return per_replica(self.strategy, [tf.nest.pack_sequence_as(self._rowwise.spec, value) for value in values])
@@ -267,8 +262,6 @@ def restore(plan: Plan, position: Position, state: Any) -> None:
 
 def batch_spec(row: Any) -> Any:
     """Return the structure of a batch of such examples."""
-    import tensorflow as tf
-
     return tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), row)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers, words
@@ -64,8 +65,6 @@ class Mapper:
             self._trace(row)
 
     def _trace(self, row: Any) -> None:
-        import tensorflow as tf
-
         inputs = [*tf.nest.flatten(row), *(tf.TensorSpec((2,), tf.int32) for _ in self._seeded)]
         before = _drawn_in_python()
         try:
@@ -90,13 +89,9 @@ class Mapper:
         self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
 
     def _traced(self, row: Any, inputs: list[Any]) -> Any:
-        import tensorflow as tf
-
         return tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
 
     def _chain(self, row: Any) -> Callable[..., Any]:
-        import tensorflow as tf
-
         # A function of its own for each stage: so autograph sees the user's code, as it does in tf.data.
         compiled = [tf.function(stage.function) for stage in self._stages]
 
@@ -113,8 +108,6 @@ class Mapper:
         return chain
 
     def _map(self, *values: Any) -> Any:
-        import tensorflow as tf
-
         outputs = [tf.TensorSpec(spec.shape, spec.dtype) for spec in tf.nest.flatten(self.spec)]
 
         def one(row: Any) -> Any:
@@ -138,8 +131,6 @@ class Mapper:
         Raises:
             UsageError: If mapped examples have different shapes, or Python code returns another example each time.
         """
-        import tensorflow as tf
-
         if self._all is None:
             return parts
         if not len(rows):
@@ -162,26 +153,22 @@ class Mapper:
 
     def _check_python(self, given: list[Any], mapped: list[Any]) -> None:
         """Map the first example a second time if Python code takes part: a graph does not show what Python draws."""
-        import tensorflow as tf
-
         in_python, self._in_python = self._in_python, []
         if in_python:
             again = tf.nest.flatten(self._one(*(part[0] for part in given)))
-            if not all(_is_alike(one, other[0]) for one, other in zip(again, mapped, strict=True)):
+            if not all(_is_alike(second, first[0]) for second, first in zip(again, mapped, strict=True)):
                 raise _draws(in_python)
 
 
-def _is_alike(one: Any, other: Any) -> bool:
-    one, other = np.asarray(one), np.asarray(other)
-    if one.dtype.kind in "iubOSU":
-        return bool((one == other).all())
-    one, other = (value.astype(np.complex128 if value.dtype.kind == "c" else np.float64) for value in (one, other))
-    return bool(np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True))
+def _is_alike(first: Any, second: Any) -> bool:
+    first, second = np.asarray(first), np.asarray(second)
+    if first.dtype.kind in "iubOSU":
+        return bool((first == second).all())
+    first, second = (value.astype(np.complex128 if value.dtype.kind == "c" else np.float64) for value in (first, second))
+    return bool(np.allclose(first, second, _TOLERANCE, _TOLERANCE, equal_nan=True))
 
 
 def _tensor(value: Any) -> Any:
-    import tensorflow as tf
-
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise UsageError(
             "A map function must return dense tensors", "Make them dense, with one shape for all examples.", value=value
@@ -192,8 +179,6 @@ def _tensor(value: Any) -> Any:
 
 
 def _specs_of(outputs: Any) -> Any:
-    import tensorflow as tf
-
     return tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), outputs)
 
 
@@ -238,9 +223,9 @@ def _drawn_in_python() -> dict[str, Any]:
 
 def _check_draws(concrete: Any, in_python: list[str]) -> None:
     """Refuse random draws and stateful variables: they would give other examples on another topology, or after a restore."""
-    found = [*sorted({node.op for node in _nodes(concrete) if _remembers(node.op)}), *in_python]
-    if found:
-        raise _draws(found)
+    drawing = [*sorted({node.op for node in _nodes(concrete) if _remembers(node.op)}), *in_python]
+    if drawing:
+        raise _draws(drawing)
 
 
 def _nodes(concrete: Any) -> list[Any]:

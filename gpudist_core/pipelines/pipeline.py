@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.distributed import Distributed, Rowwise, batch_spec, length_of, restore
@@ -174,7 +175,7 @@ class Pipeline:
     @classmethod
     def from_dataset(
         cls,
-        dataset: Any,
+        dataset: tf.data.Dataset,
         *,
         global_batch_size: int,
         batched: bool = False,
@@ -380,7 +381,7 @@ class Pipeline:
     def _with(self, **changes: Any) -> Pipeline:
         return Pipeline(replace(self._plan, **changes))
 
-    def distribute(self, strategy: Any, *, allow_idle: bool = False) -> Distributed:
+    def distribute(self, strategy: tf.distribute.Strategy, *, allow_idle: bool = False) -> Distributed:
         """Return the batches of this pipeline for the replicas of a strategy. This call traces the maps.
 
         Args:

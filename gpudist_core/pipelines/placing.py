@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.pipelines.sources.access import Rows
 
@@ -26,8 +27,6 @@ def placed(parts: Rows, cuts: list[int], devices: tuple[str, ...]) -> list[Rows]
 
 
 def _on(device: str, part: Any, start: int, stop: int) -> Any:
-    import tensorflow as tf
-
     if isinstance(part, np.ndarray):
         # Strings stay in the memory of the host: no device has them.
         with tf.device("CPU:0" if part.dtype.kind in "OSU" else device):
@@ -51,8 +50,6 @@ def rows_between(part: Any, start: int, stop: int) -> Any:
     Returns:
         The rows.
     """
-    import tensorflow as tf
-
     if isinstance(part, tf.SparseTensor):
         return tf.sparse.slice(part, [start, *[0] * (part.shape.rank - 1)], [stop - start, *part.dense_shape[1:]])
     return part[start:stop]

@@ -10,8 +10,8 @@ import numpy as np
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines import order
-from gpudist_core.pipelines.alike import digest_of
 from gpudist_core.pipelines.buffers import rebatched, shuffled_chunks
+from gpudist_core.pipelines.cross_host_check import digest_of
 from gpudist_core.pipelines.hashing import Integers
 from gpudist_core.pipelines.mapping import Stage
 from gpudist_core.pipelines.shares import cuts

@@ -89,12 +89,12 @@ def restored(plan: Plan, state: Any) -> tuple[int, int]:
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise UsageError("state must be a result of Pipeline.state()", state=state)
     for name, value in identity_of(plan).items():
-        found = state.get(name)
-        if not _is(value, found):
+        saved = state.get(name)
+        if not _is(value, saved):
             raise UsageError(
                 f"A state must be restored over the same data in the same order: `{name}` must be what it was",
                 "Make the pipeline as it was when the state was saved, or start again without restoring.",
-                **{name: value, "saved": found},
+                **{name: value, "saved": saved},
             )
     epoch, batch = state.get("epoch"), state.get("batch")
     most = plan.num_batches
@@ -108,9 +108,9 @@ def restored(plan: Plan, state: Any) -> tuple[int, int]:
     return int(epoch), int(batch)
 
 
-def _is(value: Any, found: Any) -> bool:
+def _is(value: Any, saved: Any) -> bool:
     """Return whether a saved value, perhaps with another number type, is equal."""
     try:
-        return found is not None and bool(type(value)(found) == value)
+        return saved is not None and bool(type(value)(saved) == value)
     except (TypeError, ValueError):
         return False

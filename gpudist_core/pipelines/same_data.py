@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from gpudist_core.errors import UsageError
-from gpudist_core.pipelines.alike import told_by_all
+from gpudist_core.pipelines.cross_host_check import told_by_all
 from gpudist_core.pipelines.plan import Plan
 from gpudist_core.pipelines.position import identity_of
 
@@ -28,13 +28,16 @@ def check(plan: Plan, strategy: Any) -> None:
     """
     known = identity_of(plan) | {"data": plan.source.looks}
     numbers = getattr(plan.source, "numbers", [])
-    told = told_by_all(strategy, "data", json.dumps([known, numbers]), _are_alike)
-    if told is None:
+    texts = told_by_all(strategy, "data", json.dumps([known, numbers]), _are_alike)
+    if texts is None:
         return
-    hosts, looked_at = zip(*map(json.loads, told), strict=True)
-    differing = {name: [one[name] for one in hosts] for name in known if any(one[name] != hosts[0][name] for one in hosts)}
+    hosts, looked_at = zip(*map(json.loads, texts), strict=True)
+    differing = {name: [host[name] for host in hosts] for name in known if any(host[name] != hosts[0][name] for host in hosts)}
     if not differing:
-        differing = {"data": [one["data"] for one in hosts], "looked_at": [[round(x, 3) for x in one[:4]] for one in looked_at]}
+        differing = {
+            "data": [host["data"] for host in hosts],
+            "looked_at": [[round(x, 3) for x in some[:4]] for some in looked_at],
+        }
     raise UsageError(
         "All hosts must be given the same data, in the same order: each takes the examples of its replicas",
         "Pass all of the data on each host: gpudist_core splits it. Code that draws, splits or shuffles it before needs a seed "
@@ -43,8 +46,9 @@ def check(plan: Plan, strategy: Any) -> None:
     )
 
 
-def _are_alike(told: list[str]) -> bool:
-    (first, numbers), *others = map(json.loads, told)
+def _are_alike(texts: list[str]) -> bool:
+    (first, numbers), *others = map(json.loads, texts)
     return all(
-        known == first and all(abs(a - b) <= _TOLERANCE for a, b in zip(found, numbers, strict=True)) for known, found in others
+        other == first and all(abs(a - b) <= _TOLERANCE for a, b in zip(of_other, numbers, strict=True))
+        for other, of_other in others
     )

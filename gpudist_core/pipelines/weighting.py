@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
@@ -35,8 +36,8 @@ class Weighting:
         if self.of_rows is not None:
             return self.of_rows[rows]
         classes = classes_of(labels)
-        found = by_class(classes.reshape(-1), dict(self.of_classes or {}), self.otherwise)
-        return found.reshape(classes.shape)
+        weights = by_class(classes.reshape(-1), dict(self.of_classes or {}), self.otherwise)
+        return weights.reshape(classes.shape)
 
 
 def classes_of(labels: Any) -> Integers:
@@ -49,10 +50,10 @@ def classes_of(labels: Any) -> Integers:
     Returns:
         int64, of shape (rows,) or (rows, ...).
     """
-    found = np.asarray(labels)
-    if found.ndim > 1:
-        found = found.argmax(-1) if found.shape[-1] != 1 else found[..., 0]
-    return np.round(found).astype(np.int64)
+    classes = np.asarray(labels)
+    if classes.ndim > 1:
+        classes = classes.argmax(-1) if classes.shape[-1] != 1 else classes[..., 0]
+    return np.round(classes).astype(np.int64)
 
 
 def label_component(row: Any) -> int:
@@ -67,8 +68,6 @@ def label_component(row: Any) -> int:
     Raises:
         UsageError: If examples are not such pairs, or y is not one numeric tensor.
     """
-    import tensorflow as tf
-
     if not isinstance(row, tuple) or len(row) < 2 or len(tf.nest.flatten(row[1])) != 1:
         raise UsageError("Classes need examples of the form (x, y)", "Use such examples, or pass labels=....", row=row)
     (y,) = tf.nest.flatten(row[1])
@@ -92,16 +91,16 @@ def checked(labels: Any, shape: tuple[int, ...] | None = None) -> Integers:
     Raises:
         UsageError: If they are not integers, or not one for each example.
     """
-    found = np.asarray(labels)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or (shape is not None and found.shape != shape):
+    classes = np.asarray(labels)
+    if classes.ndim != 1 or classes.dtype.kind not in "iu" or (shape is not None and classes.shape != shape):
         raise UsageError(
             "labels must be integers, one for each example",
             "Pass the class number of each example. For one-hot labels use argmax.",
-            shape=found.shape,
-            dtype=found.dtype.name,
+            shape=classes.shape,
+            dtype=classes.dtype.name,
             rows=None if shape is None else shape[0],
         )
-    return found.astype(np.int64)
+    return classes.astype(np.int64)
 
 
 def check_weights(weights: Any) -> None:
@@ -114,10 +113,10 @@ def check_weights(weights: Any) -> None:
         UsageError: If one is negative, not finite, or not a number.
     """
     try:
-        found = np.asarray(weights, np.float64)
+        numbers = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
         raise UsageError("Weights must be numbers >= 0", weights=weights) from None
-    wrong = found[~(np.isfinite(found) & (found >= 0))]
+    wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))]
     if wrong.size:
         raise UsageError("Weights must be finite and >= 0", "Use 0 to leave an example out.", weights=wrong[:3].tolist())
 

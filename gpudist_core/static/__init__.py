@@ -4,6 +4,7 @@ from gpudist_core.static.embedding import ShardedEmbedding
 from gpudist_core.static.info import ShardInfo
 from gpudist_core.static.initializers import uniform
 from gpudist_core.static.replicated import Replicated, replicate
-from gpudist_core.static.sharded import ShardedTable, shard
+from gpudist_core.static.sharded import ShardedTable, table_of
+from gpudist_core.static.slicing import shard
 
-__all__ = ["Replicated", "ShardInfo", "ShardedEmbedding", "ShardedTable", "replicate", "shard", "uniform"]
+__all__ = ["Replicated", "ShardInfo", "ShardedEmbedding", "ShardedTable", "replicate", "shard", "table_of", "uniform"]

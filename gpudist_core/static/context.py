@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.replicas import Replicas, replicas_of
 
 
-def check_strategy(strategy: Any, what: str) -> Replicas:
+def check_strategy(strategy: tf.distribute.Strategy, what: str) -> Replicas:
     """Return the replicas of a strategy that can hold a separate value on each replica.
 
     Args:
@@ -23,8 +24,6 @@ def check_strategy(strategy: Any, what: str) -> Replicas:
     Raises:
         UsageError: For any other strategy or object.
     """
-    import tensorflow as tf
-
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(f"{what} needs a tf.distribute.Strategy", "gd.make_strategy() returns one.", strategy=strategy)
     if "ParameterServer" in type(strategy).__name__:
@@ -36,7 +35,7 @@ def check_strategy(strategy: Any, what: str) -> Replicas:
     return replicas_of(strategy)
 
 
-def replica_in(strategy: Any) -> int | None:
+def replica_in(strategy: tf.distribute.Strategy) -> int | None:
     """Return the number of the replica that runs or is traced here, or None outside of the strategy's replicas.
 
     Args:
@@ -45,8 +44,6 @@ def replica_in(strategy: Any) -> int | None:
     Returns:
         The replica's number over all hosts.
     """
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     if context is None or context.strategy is not strategy:
         return None
@@ -54,10 +51,8 @@ def replica_in(strategy: Any) -> int | None:
     return 0 if number is None and context.num_replicas_in_sync == 1 else int(number)
 
 
-def is_in_other_strategy(strategy: Any) -> bool:
+def is_in_other_strategy(strategy: tf.distribute.Strategy) -> bool:
     """Return whether this runs in a replica of another strategy. TensorFlow's default strategy does not count."""
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy is not strategy and tf.distribute.has_strategy()
 
@@ -87,16 +82,12 @@ def meeting(what: str) -> Iterator[None]:
 
 def check_not_in_a_step(what: str) -> None:
     """Raise inside `Strategy.run`, where each replica would create the object in each step."""
-    import tensorflow as tf
-
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         raise UsageError(f"{what} must be made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
 
 
 def check_eager(what: str) -> None:
     """Raise in a graph: a call between steps must not become part of every step."""
-    import tensorflow as tf
-
     if not tf.executing_eagerly():
         raise UsageError(
             f"{what} must be called between steps", "Call it outside of tf.function and Strategy.run.", executing="a graph"

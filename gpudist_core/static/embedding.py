@@ -6,10 +6,12 @@ import functools
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.static.initializers import Initializer, check_initializer, uniform
-from gpudist_core.static.sharded import ShardedTable, allocate, initialize
+from gpudist_core.static.sharded import ShardedTable
+from gpudist_core.static.slicing import allocate, initialize
 from gpudist_core.static.sources import Source
 from gpudist_core.values import is_whole
 
@@ -46,7 +48,7 @@ class ShardedEmbedding:
         cls,
         rows: int = 0,
         dim: int = 0,
-        strategy: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
         *,
         initializer: Initializer | None = None,
         seed: int = 0,
@@ -87,11 +89,16 @@ def _layer_class() -> Any:
         """Look up rows of a sharded table. See `gpudist_core.ShardedEmbedding`."""
 
         def __init__(
-            self, rows: int, dim: int, strategy: Any = None, *, initializer: Any = None, seed: int = 0, **kwargs: Any
+            self,
+            rows: int,
+            dim: int,
+            strategy: tf.distribute.Strategy | None = None,
+            *,
+            initializer: Any = None,
+            seed: int = 0,
+            **kwargs: Any,
         ) -> None:
             super().__init__(**kwargs)
-            import tensorflow as tf
-
             for what, count in (("rows", rows), ("dim", dim)):
                 if not is_whole(count, 1):
                     raise UsageError(f"{what} must be a positive integer", **{what: count})
@@ -103,9 +110,9 @@ def _layer_class() -> Any:
             table = allocate(source, strategy, 0, self._create)
             initialize(table, initializer or uniform(seed=seed))
             if table.info.total_replicas > 1:
-                # Keras's get_weights would give one slice, and set_weights write it into all.
+                # Keras (3.8 to 3.15) gives `get_weights` what `numpy` of the variable returns, which would be one slice. Keras
+                # asks no layer for it, and only in between steps. So the variable, which this layer has made, has its own.
                 object.__setattr__(table.variable, "numpy", table.as_numpy)
-                object.__setattr__(table.variable, "_gpudist_table", [table])
             self._table = [table]  # in a list of its own kind: Keras would look for layers and weights inside of it
             self.built = True
 
@@ -119,8 +126,6 @@ def _layer_class() -> Any:
             return table
 
         def call(self, ids: Any) -> Any:
-            import tensorflow as tf
-
             ids = tf.convert_to_tensor(ids)
             return tf.cast(self.table.lookup(ids if ids.dtype.is_integer else tf.cast(ids, tf.int64)), self.compute_dtype)
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.gradients.reduction import all_reduce
 from gpudist_core.upstream.strategies import merges
 
@@ -28,8 +30,6 @@ class Exchange:
     """
 
     def __init__(self, rows: Any, replica: int, total: int) -> None:
-        import tensorflow as tf
-
         self.rows = rows if isinstance(rows, int) else tf.cast(rows, tf.int32)
         most = _known_most(rows)
         if most is None:
@@ -47,8 +47,6 @@ class Exchange:
         Returns:
             The rows of all replicas, shape (places, ...), equal on all; 0 in places without a row.
         """
-        import tensorflow as tf
-
         if not values.dtype.is_floating:
             return self._give(values)
         run = tf.custom_gradient(lambda x: (self._give(x), self._deal))
@@ -63,16 +61,12 @@ class Exchange:
         Returns:
             Shape (rows, ...).
         """
-        import tensorflow as tf
-
         if not block.dtype.is_floating:
             return self._deal(block)
         run = tf.custom_gradient(lambda x: (self._deal(x), self._give))
         return run(block)
 
     def _give(self, values: Any) -> Any:
-        import tensorflow as tf
-
         around = [[self._first, self._last - self._first - self.rows], *([[0, 0]] * (values.shape.rank - 1))]
         block = all_reduce(tf.pad(values, around))
         block.set_shape([None, *values.shape[1:]])
@@ -84,15 +78,13 @@ class Exchange:
 
 def _known_most(rows: Any) -> int | None:
     """Return the largest number of rows of any replica if all are on this host and know theirs. That saves one exchange."""
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     if len(context.strategy.extended.worker_devices) < context.num_replicas_in_sync or not merges(context.strategy):
         return None
 
-    def of_all(strategy: Any, rows: Any) -> Any:
+    def of_all(strategy: tf.distribute.Strategy, rows: Any) -> Any:
         each = strategy.experimental_local_results(rows)
-        return max(each) if all(isinstance(one, int) for one in each) else None
+        return max(each) if all(isinstance(number, int) for number in each) else None
 
     most: int | None = context.merge_call(of_all, args=(rows,))
     return most

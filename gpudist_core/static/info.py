@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpudist_core.errors import UsageError
+from gpudist_core.values import is_whole
+
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """Describe how a table is split over the replicas. The variable with the slices carries it as `_gpudist_shard`.
+    """Describe how a table is split over the replicas.
 
     Attributes:
         axis: The dimension that is split.
@@ -49,3 +52,15 @@ class ShardInfo:
             The same shape with `height` along the split dimension.
         """
         return (*shape[: self.axis], self.height, *shape[self.axis + 1 :])
+
+
+def checked_axis(axis: int, shape: tuple[int, ...]) -> int:
+    """Return the number of an axis, counted from 0."""
+    if not is_whole(axis) or not -len(shape) <= axis < len(shape):
+        raise UsageError("axis must be an axis of the tensor", "Axes count from 0.", axis=axis, shape=shape)
+    return axis % len(shape)
+
+
+def without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return a shape without one of its axes."""
+    return (*shape[:axis], *shape[axis + 1 :])

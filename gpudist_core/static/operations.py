@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 from gpudist_core.static.exchange import Exchange
 from gpudist_core.static.info import ShardInfo
@@ -26,8 +28,6 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
     Returns:
         The same as `tf.gather(table, ids, axis=axis)`.
     """
-    import tensorflow as tf
-
     ids = dense(ids)
     if not ids.dtype.is_integer:
         raise UsageError("Ids must be integers", "Cast them.", ids=ids.dtype.name)
@@ -43,8 +43,6 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
 
 
 def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, replica: int) -> Any:
-    import tensorflow as tf
-
     exchange = Exchange(_sizes(ids)[0], replica, info.total_replicas)
     wanted = exchange.give(tf.where((ids >= 0) & (ids < size), ids + 1, tf.constant(_BAD, tf.int64)))
     wanted = _checked(wanted, _on_this_host(tf.reduce_all(wanted > _BAD)), size)  # every replica sees every id: all raise
@@ -72,8 +70,6 @@ def dense(ids: Any) -> Any:
     Raises:
         UsageError: If the ids are ragged or sparse.
     """
-    import tensorflow as tf
-
     if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
         raise UsageError(
             "Ids must be a dense tensor",
@@ -85,8 +81,6 @@ def dense(ids: Any) -> Any:
 
 def known(ids: Any, size: int) -> Any:
     """Return the ids, with a check in the step that each is a row of a table of this size."""
-    import tensorflow as tf
-
     return _checked(ids, tf.reduce_all((ids >= 0) & (ids < size)), size)
 
 
@@ -96,14 +90,12 @@ def _on_this_host(good: Any) -> Any:
     A failed assertion ends the step on its host. If another replica of the host were still in the exchange of the ids, its part
     would be missing on the other hosts, which would wait for it forever.
     """
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     here = len(context.strategy.extended.worker_devices)
     if here in (1, context.num_replicas_in_sync):
         return good
 
-    def of_all(strategy: Any, good: Any) -> Any:
+    def of_all(strategy: tf.distribute.Strategy, good: Any) -> Any:
         return tf.reduce_all(tf.stack(strategy.experimental_local_results(good)))
 
     return context.merge_call(of_all, args=(good,))
@@ -111,8 +103,6 @@ def _on_this_host(good: Any) -> Any:
 
 def _checked(ids: Any, good: Any, size: int) -> Any:
     """Assert that the ids are valid: TensorFlow alone raises on a CPU, but silently reads zeros on a GPU."""
-    import tensorflow as tf
-
     text = f"An id must be a row of the table: 0 <= id < {size}."
     with tf.control_dependencies([tf.debugging.Assert(good, [text])]):
         return tf.identity(ids)
@@ -131,8 +121,6 @@ def matmul(variable: Any, info: ShardInfo, cols: int, x: Any, replica: int) -> A
     Returns:
         Shape (..., cols).
     """
-    import tensorflow as tf
-
     x = tf.convert_to_tensor(x, variable.dtype)
     if info.total_replicas == 1:
         return tf.matmul(x, variable)
@@ -151,8 +139,6 @@ def matmul(variable: Any, info: ShardInfo, cols: int, x: Any, replica: int) -> A
 
 def _placed(block: Any, info: ShardInfo, axis: int, replica: int) -> Any:
     """Return a slice at its place in the whole table, surrounded by zeros and without its padding."""
-    import tensorflow as tf
-
     start, stop = info.span(replica)
     rank = block.shape.rank
     inner = tf.slice(block, [0] * rank, [stop - start if dim == axis else -1 for dim in range(rank)])
@@ -164,16 +150,12 @@ def _sizes(tensor: Any, dtype: Any = None) -> Any:
 
     If the rank is unknown, return a tensor.
     """
-    import tensorflow as tf
-
     if tensor.shape.rank is None:
         return tf.shape(tensor)
     return [tf.shape(tensor, dtype or tf.int32)[dim] if size is None else size for dim, size in enumerate(tensor.shape)]
 
 
 def _to_front(values: Any, axis: int) -> Any:
-    import tensorflow as tf
-
     if not axis:
         return values
     return tf.transpose(values, [axis, *(dim for dim in range(values.shape.rank) if dim != axis)])
@@ -181,8 +163,6 @@ def _to_front(values: Any, axis: int) -> Any:
 
 def _from_front(values: Any, axis: int, count: int) -> Any:
     """Move the first `count` dimensions back to the position of `axis`."""
-    import tensorflow as tf
-
     if not axis:
         return values
     rest = list(range(count, values.shape.rank))

@@ -48,7 +48,7 @@ class Replicated:
         copies: The copy on each device of this host, in the order of the replicas: plain `tf.Variable`s.
     """
 
-    def __init__(self, source: Source, strategy: Any, name: str) -> None:
+    def __init__(self, source: Source, strategy: tf.distribute.Strategy, name: str) -> None:
         self.strategy = strategy
         self.name = name
         self._first, devices = _devices(strategy)
@@ -78,17 +78,17 @@ class Replicated:
         return [*self.copies, *([] if self._host is None else [self._host])]
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> tf.TensorShape:
         """Return the tensor's shape."""
         return self.copies[0].shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> tf.DType:
         """Return the tensor's dtype."""
         return self.copies[0].dtype
 
     @property
-    def variable(self) -> Any:
+    def variable(self) -> tf.Variable:
         """Return the copy to use here: in a replica its own, in a function of `tf.data` the host's, elsewhere the first.
 
         Raises:
@@ -118,7 +118,7 @@ class Replicated:
         return on_cpu
 
     @property
-    def value(self) -> Any:
+    def value(self) -> tf.Tensor:
         """Return the tensor to use here: the replica's own copy, by reference."""
         return self.variable.value()
 
@@ -172,10 +172,10 @@ class Replicated:
     def bytes_per_device(self) -> dict[str, int]:
         """Return the size in bytes of this host's copies, by the device's full name."""
         size = int(np.prod(self.shape, dtype=np.int64)) * int(self.dtype.size)
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for copy in self._all():
-            found[copy.device] = found.get(copy.device, 0) + size
-        return found
+            sizes[copy.device] = sizes.get(copy.device, 0) + size
+        return sizes
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -204,14 +204,14 @@ class Replicated:
         return f"<Replicated {self.name!r} shape={tuple(self.shape)} dtype={self.dtype.name} copies={len(self.copies)}>"
 
 
-def _devices(strategy: Any) -> tuple[int, tuple[str, ...]]:
+def _devices(strategy: tf.distribute.Strategy) -> tuple[int, tuple[str, ...]]:
     replicas = context.check_strategy(strategy, "gd.replicate")
     return replicas.first, replicas.devices
 
 
 def replicate(
     tensor: Any,
-    strategy: Any,
+    strategy: tf.distribute.Strategy,
     *,
     name: str | None = None,
     dtype: Any = None,

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import tensorflow as tf
+
 from gpudist_core.errors import Unavailable
 from gpudist_core.upstream import static as upstream
 
@@ -53,8 +55,6 @@ def host_bytes() -> int | None:
 
 
 def _used(place: str) -> int:
-    import tensorflow as tf
-
     return int(tf.config.experimental.get_memory_info(place)["current"])
 
 

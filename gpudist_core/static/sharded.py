@@ -12,27 +12,25 @@ plain variable of the strategy, and the same program runs.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from gpudist_core.errors import UsageError
 from gpudist_core.replicas import replicas_of
+from gpudist_core.state import of_variable
 from gpudist_core.static import context, memory, operations
-from gpudist_core.static.info import ShardInfo
-from gpudist_core.static.initializers import Initializer, check_initializer
-from gpudist_core.static.room import check_room
-from gpudist_core.static.sources import PIECE_BYTES, Source, exactly, numeric, source_of
-from gpudist_core.upstream import central_storage
+from gpudist_core.static.info import ShardInfo, checked_axis, without
+from gpudist_core.static.sources import PIECE_BYTES, exactly
+from gpudist_core.upstream import models
 from gpudist_core.upstream import static as upstream
-from gpudist_core.values import is_whole
 
 Array = NDArray[Any]
-_TOO_LARGE = "Use more devices, so that each slice is smaller, or use a smaller dtype."
 
 
 class ShardedTable:
@@ -45,30 +43,29 @@ class ShardedTable:
         shape: The shape of the whole table.
 
     Attributes:
-        variable: The variable that an optimizer trains: another slice on each replica. It carries `_gpudist_shard`. Its local
-            gradient is the slice's total.
+        variable: The variable that an optimizer trains: another slice on each replica. Its local gradient
+            is the slice's total.
         strategy: The strategy whose replicas hold the slices.
         info: Which replica holds which rows.
         shape: The shape of the whole table.
     """
 
-    def __init__(self, variable: Any, strategy: Any, info: ShardInfo, shape: tuple[int, ...]) -> None:
+    def __init__(self, variable: Any, strategy: tf.distribute.Strategy, info: ShardInfo, shape: tuple[int, ...]) -> None:
         self.variable = variable
         self.strategy = strategy
         self.info = info
         self.shape = shape
-        for one in {id(one): one for one in (variable, self._tf)}.values():
-            one._gpudist_shard = info
+        kept = of_variable.of(self._tf)
+        kept.shard, kept.table = info, weakref.ref(self)
         self._read_piece: Any = None
 
     @property
     def _tf(self) -> Any:
         """Return the tf.Variable, also if a Keras variable wraps it."""
-        value = getattr(self.variable, "value", None)
-        return self.variable if callable(value) or value is None else value
+        return models.plain(self.variable)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> tf.DType:
         """Return the table's dtype."""
         return self._tf.dtype
 
@@ -78,7 +75,7 @@ class ShardedTable:
         return str(self.variable.name).removesuffix(":0")
 
     @property
-    def slices(self) -> tuple[Any, ...]:
+    def slices(self) -> tuple[tf.Variable, ...]:
         """Return this host's slices, each a `tf.Variable` on its device, in the order of the replicas."""
         return tuple(self.strategy.experimental_local_results(self._tf))
 
@@ -100,7 +97,7 @@ class ShardedTable:
         return replica
 
     @tf.autograph.experimental.do_not_convert
-    def lookup(self, ids: Any) -> Any:
+    def lookup(self, ids: npt.ArrayLike) -> tf.Tensor:
         """Look up rows of the table in a step. Every replica must call it, each with its own ids.
 
         Args:
@@ -113,7 +110,7 @@ class ShardedTable:
         return self.gather(ids)
 
     @tf.autograph.experimental.do_not_convert
-    def gather(self, ids: Any, axis: int = 0) -> Any:
+    def gather(self, ids: npt.ArrayLike, axis: int = 0) -> tf.Tensor:
         """Gather along an axis in a step, like `tf.gather(table, ids, axis=axis)`. Every replica must call it.
 
         Args:
@@ -123,7 +120,7 @@ class ShardedTable:
         Returns:
             A tensor of shape (*shape[:axis], *ids.shape, *shape[axis + 1:]).
         """
-        axis = _axis(axis, self.shape)
+        axis = checked_axis(axis, self.shape)
         if upstream.is_symbolic():
             return self._symbol(self.shape[:axis], ids, self.shape[axis + 1 :])
         replica = self._replica("ShardedTable.gather")
@@ -131,7 +128,7 @@ class ShardedTable:
             return operations.gather(self._slice(replica), self.info, self.shape[axis], ids, axis, replica)
 
     @tf.autograph.experimental.do_not_convert
-    def matmul(self, x: Any) -> Any:
+    def matmul(self, x: tf.Tensor) -> tf.Tensor:
         """Compute `x @ table` in a step. Every replica must call it, each with its own x.
 
         Args:
@@ -161,7 +158,7 @@ class ShardedTable:
 
     def bytes_per_device(self) -> dict[str, int]:
         """Return the size in bytes of this host's slices, by the device's full name."""
-        return {one.device: int(np.prod(one.shape, dtype=np.int64)) * int(one.dtype.size) for one in self.slices}
+        return {part.device: int(np.prod(part.shape, dtype=np.int64)) * int(part.dtype.size) for part in self.slices}
 
     def _local(self) -> Iterator[tuple[int, int, Any]]:
         """Yield this host's slices: (start, stop, variable)."""
@@ -182,7 +179,7 @@ class ShardedTable:
         context.check_eager("ShardedTable.assign_rows")
         axis = self.info.axis
         rows = exactly(values, np.dtype(self.dtype.as_numpy_dtype))
-        fits = rows.ndim == len(self.shape) and _without(rows.shape, axis) == _without(self.shape, axis)
+        fits = rows.ndim == len(self.shape) and without(rows.shape, axis) == without(self.shape, axis)
         if not fits or not 0 <= start <= self.info.rows - rows.shape[axis]:
             raise UsageError(
                 "Rows to assign must be rows of the table",
@@ -233,7 +230,7 @@ class ShardedTable:
                 self.assign_rows(low, reader(low, min(stop, low + each)))
 
     def _rows_per_piece(self) -> int:
-        size = int(np.prod(_without(self.shape, self.info.axis), dtype=np.int64)) * int(self.dtype.size)
+        size = int(np.prod(without(self.shape, self.info.axis), dtype=np.int64)) * int(self.dtype.size)
         return max(1, PIECE_BYTES // max(1, size))
 
     def read(self, chunk: int | None = None) -> Iterator[tuple[int, Array]]:
@@ -286,131 +283,7 @@ class ShardedTable:
         return f"<ShardedTable {self.name!r} shape={self.shape} dtype={self.dtype.name} {self.info}>"
 
 
-def shard(
-    tensor: Any,
-    strategy: Any,
-    axis: int = 0,
-    *,
-    trainable: bool = False,
-    name: str | None = None,
-    dtype: Any = None,
-    shape: Sequence[int] | None = None,
-    initializer: Initializer | None = None,
-) -> ShardedTable:
-    """Keep one slice of a table on each device.
-
-    If the table has fewer rows than replicas, the last replicas hold none. So the same program runs on every topology.
-
-    Args:
-        tensor: The values as for `replicate`, or None with an initializer. Each host passes all values and keeps its slices.
-        strategy: A mirrored strategy, on one host or several, or one device. Under `CentralStorageStrategy` the table is in one
-            piece, where the strategy keeps its variables.
-        axis: The dimension to split.
-        trainable: Whether gradient tapes watch it.
-        name: A name. Default: `sharded`.
-        dtype: The dtype on the devices. Default: the tensor's dtype; float32 with an initializer.
-        shape: The whole shape. Needed for chunks and initializers.
-        initializer: A function of (start, (count, *rest)) that returns `count` rows from `start` along the axis, with the axis
-            first. It must depend on the row numbers only, so that every topology starts from the same table. See `uniform`.
-
-    Returns:
-        The table, for `lookup`, `gather` and `matmul` in steps.
-
-    Raises:
-        UsageError: If the axis does not exist, the values are not numbers, or chunks do not fill the shape; inside a step.
-        Unavailable: If a slice does not fit into memory. Then nothing was allocated.
-
-    Example:
-        >>> table = shard(np.arange(6.0).reshape(3, 2), tf.distribute.get_strategy())
-        >>> table.lookup([2, 0]).numpy().tolist()
-        [[4.0, 5.0], [0.0, 1.0]]
-    """
-    if (tensor is None) == (initializer is None):
-        raise UsageError(
-            "A table needs either a tensor or an initializer",
-            tensor=None if tensor is None else type(tensor).__name__,
-            initializer=initializer,
-        )
-    if initializer is not None:
-        check_initializer(initializer)
-    context.check_not_in_a_step("A table")
-    source = _unfilled(shape, dtype) if initializer is not None else source_of(tensor, shape, dtype)
-    table = allocate(source, strategy, axis, lambda lay: _variable(lay, source.dtype, trainable, name or "sharded"))
-    if initializer is not None:
-        initialize(table, initializer)
-    else:
-        for start, rows in source.pieces():
-            table.place((start, *(0,) * (rows.ndim - 1)), rows)
-    return table
-
-
-def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[int, ...]], Any]) -> ShardedTable:
-    """Allocate a table of zeros if it fits into memory.
-
-    Args:
-        source: Its shape and dtype.
-        strategy: The strategy.
-        axis: The dimension to split.
-        create: A function that makes the variable of a slice's shape.
-
-    Returns:
-        The table.
-
-    Raises:
-        UsageError: If the axis does not exist.
-        Unavailable: If it does not fit into memory.
-    """
-    replicas = context.check_strategy(strategy, "gd.shard")
-    in_one_piece = central_storage.is_central(strategy)
-    shape = source.shape
-    info = ShardInfo(_axis(axis, shape), shape[axis], 1 if in_one_piece else replicas.total)
-    if not info.rows:
-        raise UsageError("A table must have at least one row to split", "Pass a table with rows.", shape=shape, axis=axis)
-    lay = info.slice_shape(shape)
-    size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
-    devices = strategy.extended.parameter_devices if in_one_piece else replicas.devices
-    check_room(dict.fromkeys(devices, size), _TOO_LARGE)
-    zeros = functools.partial(memory.zeros, lay, source.dtype)
-    if info.total_replicas > 1:
-        creation = upstream.unmirrored(strategy, zeros)
-    else:
-        creation = tf.variable_creator_scope(
-            lambda create, **kwargs: create(**{**kwargs, "initial_value": lambda: zeros(devices[0])})
-        )
-    with strategy.scope(), creation:
-        table = ShardedTable(create(lay), strategy, info, shape)
-    central_storage.let_first_assign(table.variable)
-    return table
-
-
-def initialize(table: ShardedTable, initializer: Initializer) -> None:
-    """Fill this host's slices with an initializer.
-
-    Args:
-        table: The table.
-        initializer: As for `shard`.
-    """
-    rest = _without(table.shape, table.info.axis)
-    table.restore_slices(
-        lambda start, stop: np.moveaxis(np.asarray(initializer(start, (stop - start, *rest))), 0, table.info.axis)
-    )
-
-
-def _variable(lay: tuple[int, ...], dtype: Any, trainable: bool, name: str) -> Any:
-    return tf.Variable(lambda: tf.zeros(lay, dtype), trainable=trainable, name=name)
-
-
-def _unfilled(shape: Sequence[int] | None, dtype: Any) -> Source:
-    if shape is None:
-        raise UsageError("An initializer needs the whole shape", "Give shape=(rows, ...).", shape=shape)
-    return Source(tuple(int(size) for size in shape), numeric(dtype or "float32"), lambda: iter(()))
-
-
-def _axis(axis: int, shape: tuple[int, ...]) -> int:
-    if not is_whole(axis) or not -len(shape) <= axis < len(shape):
-        raise UsageError("axis must be an axis of the tensor", "Axes count from 0.", axis=axis, shape=shape)
-    return axis % len(shape)
-
-
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], *shape[axis + 1 :])
+def table_of(variable: Any) -> ShardedTable | None:
+    """Return the table of a Keras or TensorFlow variable that holds its slices; None for any other variable."""
+    kept = of_variable.known(models.plain(variable))
+    return None if kept is None or kept.table is None else kept.table()

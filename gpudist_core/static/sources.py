@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from gpudist_core.errors import UsageError
@@ -75,15 +76,15 @@ def exactly(values: Any, dtype: np.dtype[Any]) -> Array:
         UsageError: If the dtype cannot hold the values.
     """
     array = np.asarray(values)
-    found: Array | None = in_type(array, dtype)
-    if found is None:
+    converted: Array | None = in_type(array, dtype)
+    if converted is None:
         raise UsageError(
             "The dtype of a static tensor must be able to hold its values",
             "Give dtype=... where you make the tensor.",
             dtype=dtype.name,
             values=array.dtype.name,
         )
-    return found
+    return converted
 
 
 def numeric(dtype: Any) -> np.dtype[Any]:
@@ -98,16 +99,14 @@ def numeric(dtype: Any) -> np.dtype[Any]:
     Raises:
         UsageError: If its values are not numbers.
     """
-    import tensorflow as tf
-
-    found: np.dtype[Any]
+    kind: np.dtype[Any]
     try:
-        found = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
+        kind = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
     except TypeError:
-        found = np.dtype(object)
-    if found.kind not in "biufV" or found.names:
+        kind = np.dtype(object)
+    if kind.kind not in "biufV" or kind.names:
         raise UsageError("A static tensor must hold numbers", "Encode strings as numbers first.", dtype=str(dtype))
-    return found
+    return kind
 
 
 def rows_per_piece(shape: Sequence[int], dtype: np.dtype[Any]) -> int:

@@ -19,7 +19,7 @@ class Accumulators:
         strategy: The strategy of the trained variables.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
         self._sums: list[Any] = []
         self._given: list[bool] = []

@@ -34,17 +34,17 @@ def check(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, values: Any) -> 
             )
 
 
-def _broadcast(one: Any, other: Any) -> bool:
+def _broadcast(first: Any, second: Any) -> bool:
     """Return whether one shape is (rows,) and the other is (rows, 1)."""
-    if one.rank is None or other.rank is None:
+    if first.rank is None or second.rank is None:
         return False
-    flat, column = sorted((one, other), key=lambda shape: shape.rank)
+    flat, column = sorted((first, second), key=lambda shape: shape.rank)
     return bool(flat.rank == 1 and column.rank == 2 and column[1] == 1)
 
 
 def _are_rows_twice(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> bool:
     """Return whether the second dimension grows with the number of examples. It is unknown if that number is unknown."""
-    if not all(isinstance(one, tf.Tensor) and one.shape.rank for one in tf.nest.flatten((y, y_pred))):
+    if not all(isinstance(value, tf.Tensor) and value.shape.rank for value in tf.nest.flatten((y, y_pred))):
         return False
     specs = [tf.nest.map_structure(lambda v: tf.TensorSpec((None, *v.shape[1:]), v.dtype), given) for given in (y, y_pred)]
     shape = tf.function(loss, autograph=False).get_concrete_function(*specs).structured_outputs.shape

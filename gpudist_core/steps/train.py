@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
@@ -15,11 +16,10 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import arguments, local, xla
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.strategies.made import warn_of_one_device
-from gpudist_core.strategies.waiting import limited
+from gpudist_core.strategies.last_strategy import warn_of_one_device
+from gpudist_core.strategies.step_timeout import limited
 from gpudist_core.upstream import (
     batch_norm,
-    central_storage,
     losses,
     metric_variables,
     models,
@@ -29,9 +29,7 @@ from gpudist_core.upstream import (
     row_losses,
     row_means,
 )
-from gpudist_core.values import is_whole
-
-DRAWS = ("replica", "row")
+from gpudist_core.values import check_choice
 
 
 class TrainStep:
@@ -87,29 +85,28 @@ class TrainStep:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
-        per_example_loss: Any,
+        model: keras.Model | Callable[..., Any],
+        optimizer: keras.optimizers.Optimizer,
+        per_example_loss: keras.losses.Loss | Callable[[Any, Any], Any] | str,
         *,
         clip_norm: float | None = None,
         clip_global_norm: float | None = None,
         clip_value: float | None = None,
         accumulate: int = 1,
         draws: str = "replica",
-        metrics: Sequence[Any] = (),
-        variables: Sequence[Any] | None = None,
+        metrics: Sequence[keras.metrics.Metric] = (),
+        variables: Sequence[tf.Variable | keras.Variable] | None = None,
         jit_compile: bool = False,
         check_finite: bool = False,
         synchronize_batch_norm: bool = True,
-        strategy: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
     ) -> None:
         arguments.check_accumulate(accumulate)
         if jit_compile and variables is not None:
             raise UsageError(
                 "jit_compile=True can train the model's own variables only", "Leave variables out.", variables=len(variables)
             )
-        if draws not in DRAWS:
-            raise UsageError("draws must be 'replica' or 'row'", draws=draws)
+        check_choice(randomness.DRAWS, draws=draws)
         if jit_compile and draws == "row":
             raise UsageError(
                 "A pass compiled by XLA does not know the other replicas' numbers of examples, which draws='row' needs",
@@ -130,7 +127,8 @@ class TrainStep:
         if strategy is None:
             warn_of_one_device(model, self.strategy)
         models.check_strategy(self.strategy)
-        self.model, self.metrics = model, arguments.checked_metrics(metrics)
+        self.model: Any = model
+        self.metrics = arguments.checked_metrics(metrics)
         self.accumulate, self.draws, self.check_finite = int(accumulate), draws, check_finite
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
@@ -153,7 +151,7 @@ class TrainStep:
         self._compiled: dict[tuple[bool, ...], Any] = {}
         self._flush: Any = None
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Sequence[Any]) -> tf.Tensor:
         """Train on one global batch.
 
         Args:
@@ -168,7 +166,7 @@ class TrainStep:
         """
         return self._run([batch])
 
-    def several(self, batches: Sequence[Any]) -> Any:
+    def several(self, batches: Sequence[Sequence[Any]]) -> tf.Tensor:
         """Train on several global batches in one call of one compiled function.
 
         Args:
@@ -188,8 +186,8 @@ class TrainStep:
 
     def _run(self, batches: Sequence[Any]) -> Any:
         """Train as `several` does. For one batch, return a scalar: extracting it would take as long as a small step."""
-        self._check_place()
-        checked = [self._checked(batch) for batch in batches]
+        arguments.check_place(self.strategy, self.accumulate)
+        checked = [arguments.checked_parts(batch, self.strategy, len(self._replicas.devices)) for batch in batches]
         if not checked:
             raise UsageError("several needs at least one batch", "Skip the call if there is no batch.", batches=batches)
         updates = tuple((self._pending + i + 1) % self.accumulate == 0 for i in range(len(checked)))
@@ -224,7 +222,7 @@ class TrainStep:
         return self._pending
 
     @property
-    def trained_variables(self) -> list[Any]:
+    def trained_variables(self) -> list[tf.Variable | keras.Variable]:
         """Return the trained variables, in the order of the gradients."""
         return self._trained or self._trainable()
 
@@ -256,24 +254,7 @@ class TrainStep:
         Raises:
             UsageError: If it comes from a step with another `accumulate`.
         """
-        if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
-            raise UsageError("state must be a result of TrainStep.state()", state=state)
-        if state["pending"] and "accumulators" not in state:
-            raise UsageError(
-                "Pending batches must be restored by what accumulated them: a TrainStep by a TrainStep",
-                "Save after flush(), or restore it there.",
-                pending=state["pending"],
-                state=sorted(state),
-            )
-        pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
-        if pending >= self.accumulate or (pending and of != self.accumulate):
-            raise UsageError(
-                "The state must come from a step with the same accumulate",
-                "Restore it there.",
-                pending=pending,
-                accumulate=self.accumulate,
-                accumulated_by=of,
-            )
+        pending = arguments.checked_pending(state, self.accumulate, "TrainStep", "accumulators")
         if pending and not self.trained_variables:
             raise UsageError(
                 "A model must be built before its accumulated gradients are restored",
@@ -320,7 +301,6 @@ class TrainStep:
         """Update the metrics with one replica's examples. A loss that is one number for a batch is the mean over them."""
         with row_means.counting(tapes=False):
             for metric in self.metrics:
-                central_storage.add_up(metric.variables)
                 metric.update_state(y, y_pred, sample_weight=weight)
 
     def _pass(
@@ -387,57 +367,3 @@ class TrainStep:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
                 self._accumulators.build(self.trained_variables)
-        central_storage.prepare(self.model, self.optimizer)
-
-    def _check_place(self) -> None:
-        if self.accumulate > 1 and not tf.executing_eagerly():
-            raise UsageError(
-                "A step that accumulates must not be called in a tf.function, which would count the calls once, at tracing",
-                "Leave the tf.function out. step.several(batches) trains several batches in one compiled call.",
-                accumulate=self.accumulate,
-            )
-        if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():
-            raise UsageError(
-                "A step must be called outside Strategy.run", "It calls run itself.", strategy=type(self.strategy).__name__
-            )
-        if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self.strategy:
-            raise UsageError(
-                "A step must be used with the strategy that its model was made in",
-                "Leave the other strategy's scope, or make model, optimizer and step there.",
-                strategy=type(tf.distribute.get_strategy()).__name__,
-                model_strategy=type(self.strategy).__name__,
-            )
-
-    def _checked(self, batch: Any) -> tuple[Any, ...]:
-        """Return the batch as the tuple of arguments for `Strategy.run`."""
-        several = len(self._replicas.devices) > 1
-        direct = tf.distribute.DistributedValues if several else (tf.Tensor, tf.distribute.DistributedValues)
-        is_one = isinstance(batch, (tuple, list)) and len(batch) in (2, 3)
-        if is_one and all(isinstance(part, direct) and self._is_ours(part) for part in batch):
-            return tuple(batch)  # nothing to look into: that alone would be felt in a small step
-        batch = arguments.checked_batch(batch)
-        parts = tf.nest.flatten(batch)
-        if not all(map(self._is_ours, parts)):
-            raise UsageError(
-                "A batch must have one part for each replica of the step's strategy on this host",
-                "Distribute it with the strategy that the model was made in.",
-                parts=max(len(part.values) for part in parts if isinstance(part, tf.distribute.DistributedValues)),
-                replicas=len(self._replicas.devices),
-                strategy=type(self.strategy).__name__,
-            )
-        distributed = all(isinstance(v, tf.distribute.DistributedValues) for v in parts)
-        if several and not distributed:
-            raise UsageError(
-                "A batch must hold one part for each replica",
-                "Use Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
-                batch=[type(v).__name__ for v in tf.nest.flatten(batch)],
-            )
-        return tuple(batch) if distributed else tuple(tf.nest.map_structure(_as_tensor, tuple(batch)))
-
-    def _is_ours(self, part: Any) -> bool:
-        """Return whether a distributed part of a batch is distributed over this step's replicas."""
-        return not isinstance(part, tf.distribute.DistributedValues) or len(part.values) == len(self._replicas.devices)
-
-
-def _as_tensor(value: Any) -> Any:
-    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)

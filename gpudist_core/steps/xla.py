@@ -89,7 +89,7 @@ class CompiledPass:
 
         BatchNormalization does not read it in training.
         """
-        own = {id(v) for one in run_state.flat_layers(self._model) if batch_norm.is_one(one) for v in one.variables}
+        own = {id(v) for layer in run_state.flat_layers(self._model) if batch_norm.is_one(layer) for v in layer.variables}
         for variable, old, new in zip(self._model.non_trainable_variables, before, after, strict=True):
             if new is not old and id(variable) not in own and layer_state.is_of_rows(variable):
                 raise UsageError(

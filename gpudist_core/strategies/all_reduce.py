@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.environments import shares_hardware
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.upstream import strategies as upstream
@@ -79,8 +81,6 @@ def on_one_host(name: str, devices: tuple[str, ...], options: Any, first_key: in
     Raises:
         UsageError: If this all-reduce does not work on these devices.
     """
-    import tensorflow as tf
-
     # TensorFlow's own default, a collective, can lose its key inside `while` and `cond` (several steps in one call, or an
     # optimizer that is built while tracing), and one failed collective poisons the process. So only an explicit "ring" uses it.
     if len(devices) == 1:
@@ -124,8 +124,6 @@ def between_hosts(name: str, bytes_per_pack: int | None, timeout_seconds: float 
     Raises:
         UsageError: If the all-reduce works on one host only.
     """
-    import tensorflow as tf
-
     kinds = tf.distribute.experimental.CommunicationImplementation
     implementation = {"auto": kinds.RING, "ring": kinds.RING, "nccl": kinds.NCCL}.get(name)
     if implementation is None:

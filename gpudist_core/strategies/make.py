@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import UsageError
 from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, check_flag, check_numbers, on_one_host
-from gpudist_core.strategies.made import remember
+from gpudist_core.strategies.last_strategy import remember
 from gpudist_core.strategies.named import Devices, chosen_devices
 from gpudist_core.strategies.peers import wait_for
-from gpudist_core.strategies.waiting import set_limit
+from gpudist_core.strategies.step_timeout import set_limit
 from gpudist_core.upstream import strategies as upstream
 
 KINDS = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server")
@@ -27,8 +30,8 @@ def make_strategy(
     timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
     time_each_collective: bool = False,
     cluster: Any = None,
-    variable_partitioner: Any = None,
-) -> Any:
+    variable_partitioner: Callable[..., Any] | None = None,
+) -> tf.distribute.Strategy:
     """Make the `tf.distribute.Strategy` for where this program runs.
 
     - One device: `OneDeviceStrategy`.
@@ -105,8 +108,6 @@ class _Wish:
 
 
 def _on_one_host(wish: _Wish) -> Any:
-    import tensorflow as tf
-
     devices = chosen_devices(wish.devices)
     if wish.bytes_per_pack is not None and wish.all_reduce != "ring":
         raise UsageError(
@@ -130,8 +131,6 @@ def _on_one_host(wish: _Wish) -> Any:
 
 
 def _central_storage(devices: tuple[str, ...], all_reduce: str) -> Any:
-    import tensorflow as tf
-
     if all_reduce not in ("auto", "one-device"):
         raise UsageError(
             "Central storage must sum on the device that holds the variables", "Leave all_reduce out.", all_reduce=all_reduce
@@ -164,8 +163,6 @@ def _in_cluster(wish: _Wish, tasks: Tasks | None, cluster: Any) -> Any:
 
 
 def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
-    import tensorflow as tf
-
     options = between_hosts(wish.all_reduce, wish.bytes_per_pack, wish.collective_seconds)
     if upstream.has_collective_server():
         resolver = _resolver(tasks, cluster)
@@ -189,14 +186,12 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
         return _limited(tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options), wish)
 
 
-def _limited(strategy: Any, wish: _Wish) -> Any:
+def _limited(strategy: tf.distribute.Strategy, wish: _Wish) -> Any:
     set_limit(strategy, wish.timeout_seconds)
     return strategy
 
 
 def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
-    import tensorflow as tf
-
     resolver = _resolver(tasks, cluster)
     if tasks.role in ("worker", "ps"):
         server = tf.distribute.Server(resolver.cluster_spec(), tasks.role, tasks.index, protocol="grpc")
@@ -207,8 +202,6 @@ def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
 
 def _resolver(tasks: Tasks, cluster: Any) -> Any:
     """Return TensorFlow's resolver for TF_CONFIG, or one that counts this host's GPUs."""
-    import tensorflow as tf
-
     # Without a count of the GPUs TensorFlow trains on the CPU.
     resolvers = tf.distribute.cluster_resolver
     if cluster is None and tasks.source == "TF_CONFIG":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.environments import index_of
 from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
@@ -46,14 +48,10 @@ def chosen_devices(devices: Devices) -> tuple[str, ...]:
 
 
 def _logical(kind: str) -> Any:
-    import tensorflow as tf
-
     return tf.config.list_logical_devices(kind)
 
 
 def _short(device: Any) -> str:
-    import tensorflow as tf
-
     text = device if isinstance(device, str) else getattr(device, "name", None)
     try:
         spec = tf.DeviceSpec.from_string(text)

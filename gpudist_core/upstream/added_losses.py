@@ -16,6 +16,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.upstream.patches import Replacements
 
@@ -31,18 +34,16 @@ def replacements() -> Replacements:
 
 
 def _adding(add: Callable[..., Any], *, adds_up_rows: bool) -> Callable[..., Any]:
-    from keras.src import tree
-
     @functools.wraps(add)
     def add_loss(self: Any, loss: Any) -> Any:
         kept = _kept()
         if kept is None:
             return add(self, loss)
         if adds_up_rows and _is_of_activities(sys._getframe(1)):
-            loss = tree.map_structure(_as_mean, loss)
+            loss = keras.tree.map_structure(_as_mean, loss)
         else:
-            loss = tree.map_structure(_by_row, loss)
-        kept.setdefault(id(self), []).extend(tree.flatten(loss))
+            loss = keras.tree.map_structure(_by_row, loss)
+        kept.setdefault(id(self), []).extend(keras.tree.flatten(loss))
         return None
 
     return add_loss
@@ -73,7 +74,6 @@ def _clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
 
 def _adds_up_rows() -> bool:
     """Return whether an activity regularizer of two examples is twice that of one."""
-    import tensorflow as tf
     from keras import layers
 
     with tf.init_scope():
@@ -90,8 +90,6 @@ def _is_of_activities(caller: FrameType) -> bool:
 
 def _as_mean(loss: Any) -> Any:
     """Scale a sum over this replica's examples as if each example of the global batch had this replica's mean."""
-    import tensorflow as tf
-
     share = shares.current()
     assert share is not None
     return loss * tf.cast(tf.math.divide_no_nan(share.total, tf.cast(share.rows, tf.float32)), loss.dtype)
@@ -99,8 +97,6 @@ def _as_mean(loss: Any) -> Any:
 
 def _by_row(loss: Any) -> Any:
     """Turn a loss with a value for each example, which Keras sums, into one with the right sum over the replicas."""
-    import tensorflow as tf
-
     share = shares.current()
     assert share is not None
     shape = tf.TensorShape(getattr(loss, "shape", ()))

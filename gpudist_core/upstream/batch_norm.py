@@ -9,39 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import run_state
 from gpudist_core.upstream.patches import Replacements
 
-_mode = threading.local()
+_mode = PerThread((False, False))
 
 
-@contextlib.contextmanager
-def synchronizing(wanted: bool, *, compiled: bool = False) -> Iterator[None]:
+def synchronizing(wanted: bool, *, compiled: bool = False) -> contextlib.AbstractContextManager[Any]:
     """Set, while this thread traces a step, whether BatchNormalization uses the moments of the global batch.
 
     Args:
         wanted: Whether to use them. Otherwise each replica uses its own examples, as in Keras.
         compiled: Whether XLA compiles the step, which then cannot wait for the other replicas.
+
+    Returns:
+        The context manager.
     """
-    outer = getattr(_mode, "wanted", False), getattr(_mode, "compiled", False)
-    _mode.wanted, _mode.compiled = wanted, compiled
-    try:
-        yield
-    finally:
-        _mode.wanted, _mode.compiled = outer
+    return _mode.set((wanted, compiled))
 
 
 def replacements() -> Replacements:
     """Return what lets Keras's BatchNormalization know replicas."""
-    import keras
-
     yield keras.layers.BatchNormalization, "_moments", _of_all_rows
 
 
@@ -51,7 +49,7 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         share = shares.current()
         if share is None or not are_of_all():
             return original(self, inputs, mask)
-        if _mode.compiled and share.num_replicas > 1:
+        if _mode.value[1] and share.num_replicas > 1:
             raise UsageError(
                 "A pass compiled by XLA cannot wait for other replicas, as synchronized BatchNormalization must",
                 "Leave jit_compile out, or use synchronize_batch_norm=False, whose result depends on the topology.",
@@ -76,14 +74,12 @@ def mark(model: Any) -> None:
 
 def is_one(layer: Any) -> bool:
     """Return whether a layer is a BatchNormalization."""
-    import keras
-
     return isinstance(layer, keras.layers.BatchNormalization)
 
 
 def are_of_all() -> bool:
     """Return whether the step that this thread traces uses the moments of all replicas' examples."""
-    return bool(getattr(_mode, "wanted", False))
+    return _mode.value[0]
 
 
 def global_moments(share: shares.Share, inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any]:
@@ -101,8 +97,6 @@ def global_moments(share: shares.Share, inputs: Any, mask: Any, axes: list[int])
     Returns:
         Mean and variance, each with the shape of the remaining axes.
     """
-    import tensorflow as tf
-
     weights = tf.ones_like(inputs) if mask is None else tf.cast(mask, inputs.dtype)[..., None] * tf.ones_like(inputs)
     count = tf.reduce_sum(weights, axes)
     mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * weights, axes), count)

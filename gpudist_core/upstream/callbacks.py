@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import keras
+
 # By the class's name: Keras 3.12, the last one for Python 3.10, has no OrbaxCheckpoint.
 _KEPT = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -22,8 +24,6 @@ _OF_KERAS = ("_current_epoch", "_model", "min_delta", "monitor_op", "params", "v
 
 def kept_by(callback: Any) -> tuple[str, ...]:
     """Return the attributes in which a callback of Keras, or a subclass, keeps state for later epochs."""
-    import keras
-
     for cls in type(callback).__mro__:
         if cls.__name__ in _KEPT and cls is getattr(keras.callbacks, cls.__name__, None):
             return _KEPT[cls.__name__]
@@ -47,7 +47,7 @@ class _Last:
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        self._callbacks[:] = [one for one in self._callbacks if one is not self]
+        self._callbacks[:] = [callback for callback in self._callbacks if callback is not self]
         for function in self.functions:
             function(self._callbacks)
 
@@ -64,7 +64,7 @@ def after_all_begin(callback: Any, function: Callable[[list[Any]], None]) -> Non
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         callbacks = getattr(frame.f_locals.get("self"), "callbacks", None)
-        if isinstance(callbacks, list) and any(one is callback for one in callbacks):
+        if isinstance(callbacks, list) and any(listed is callback for listed in callbacks):
             if not isinstance(callbacks[-1], _Last):
                 callbacks.append(_Last(callbacks))  # the loop over the list comes to it
             callbacks[-1].functions.append(function)

@@ -48,12 +48,12 @@ def _reduced_as(cls: type) -> Callable[[Any], Any]:
     return reduce
 
 
-def _saved_as(cls: type, made: type) -> type:
+def _saved_as(cls: type, mixed: type) -> type:
     """Let objects of a class be saved under the name of another: Keras's own, or one that a user registered."""
     from keras.src import api_export
     from keras.src.saving import object_registration
 
     for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
         if cls in names:
-            names[made] = names[cls]
-    return made
+            names[mixed] = names[cls]
+    return mixed

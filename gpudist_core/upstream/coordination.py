@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import patches
 from gpudist_core.upstream.models import plain
 
-_current = threading.local()
+_seeds: PerThread[Seeds | None] = PerThread(None)
 CALLS_PER_ITEM = 4096
 
 
@@ -36,8 +38,6 @@ class Seeds:
 
     def next(self, generator: Any) -> Any:
         """Return the next seed of a generator without changing its state."""
-        import tensorflow as tf
-
         _, count = self.draws.get(id(generator), (generator, 0))
         self.draws[id(generator)] = (generator, count + 1)
         state = tf.convert_to_tensor(generator.state)
@@ -55,13 +55,9 @@ def reading_seeds(item: Any) -> Iterator[Seeds]:
     Yields:
         The seeds that were read.
     """
-    outer = getattr(_current, "seeds", None)
-    with patches.of_step:
-        _current.seeds = Seeds(item)
-        try:
-            yield _current.seeds
-        finally:
-            _current.seeds = outer
+    seeds = Seeds(item)
+    with patches.of_step, _seeds.set(seeds):
+        yield seeds
 
 
 def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -> None:
@@ -71,8 +67,6 @@ def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -
         draws: The draws of a `Seeds`.
         items: Number of finished items; None for one batch, which advances as on one device.
     """
-    import tensorflow as tf
-
     for generator, count in draws.values():
         value = generator.state.value
         step = count if items is None else items * CALLS_PER_ITEM
@@ -89,7 +83,7 @@ def replacements() -> patches.Replacements:
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def following(self: Any, ordered: bool = True) -> Any:
-        seeds = getattr(_current, "seeds", None)
+        seeds = _seeds.value
         return original(self, ordered) if seeds is None else seeds.next(self)
 
     return following
@@ -106,11 +100,8 @@ def parts_of(variable: Any) -> list[Any]:
     """
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-    value = getattr(variable, "value", None)
-    for one in (variable, None if callable(value) else value):
-        if isinstance(one, ShardedVariable):
-            return list(one.variables)
-    return [variable]
+    whole = plain(variable)
+    return list(whole.variables) if isinstance(whole, ShardedVariable) else [variable]
 
 
 def let_be_read(model: Any) -> None:
@@ -123,30 +114,26 @@ def let_be_read(model: Any) -> None:
 
     for variable in map(plain, getattr(model, "variables", [])):
         if isinstance(variable, ShardedVariable) and not hasattr(variable, "__array__"):
+            # Keras (3.8 to 3.15) reads weights with `np.array(variable)` outside of steps, where nothing is replaced.
             variable.__array__ = functools.partial(_read, weakref.ref(variable))
 
 
 def _read(variable: Any, dtype: Any = None, copy: Any = None) -> Any:
     import numpy as np
-    import tensorflow as tf
 
     return np.asarray(tf.convert_to_tensor(variable()), dtype)
 
 
-def is_coordinated(strategy: Any) -> bool:
+def is_coordinated(strategy: tf.distribute.Strategy) -> bool:
     """Return whether a strategy is a `ParameterServerStrategy` that works with a ClusterCoordinator."""
-    import tensorflow as tf
-
     return isinstance(strategy, (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.ParameterServerStrategy))
 
 
-def num_tasks(strategy: Any) -> tuple[int, int]:
+def num_tasks(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Return the numbers of workers and of parameter servers of a `ParameterServerStrategy`."""
     return int(strategy._num_workers), int(strategy._num_ps)
 
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Return the TensorFlow variables that a Keras optimizer was built with."""
-    import keras
-
-    return [v.value if isinstance(v, keras.Variable) else v for v in optimizer._trainable_variables]
+    return [plain(variable) for variable in optimizer._trainable_variables]

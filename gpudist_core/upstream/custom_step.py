@@ -10,35 +10,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import reduction
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import layer_state, strategies
 from gpudist_core.upstream.patches import Replacements
 
-_here = threading.local()
+_trace: PerThread[_Trace | None] = PerThread(None)
+_merging = PerThread(0)  # of how many replicas this thread merges gradients
 Key = tuple[int, str]
 
 
-@contextlib.contextmanager
-def tracing() -> Iterator[None]:
+def tracing() -> contextlib.AbstractContextManager[Any]:
     """Let this thread trace one replica's part of a custom step."""
-    outer = getattr(_here, "trace", None)
-    _here.trace = _Trace()
-    try:
-        yield
-    finally:
-        _here.trace = outer
+    return _trace.set(_Trace())
 
 
 def replacements() -> Replacements:
     """Return what lets tapes, collectives and Keras's variables know replicas."""
-    import tensorflow as tf
     from keras.src import backend
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
@@ -46,6 +43,8 @@ def replacements() -> Replacements:
     yield tf.GradientTape, "gradient", _of_all
     yield from ((context, name, _meeting) for name in ("all_reduce", "all_gather", "merge_call"))
     yield context, "all_reduce", _refusing_sums
+    yield context, "merge_call", _noting_gradients
+    yield from ((tf.distribute.StrategyExtended, name, _refusing_merged_sums) for name in ("reduce_to", "batch_reduce_to"))
     yield strategies, "all_reduce", _meeting
     yield backend.Variable, "_direct_assign", _looking_for_rows
     yield TFOptimizer, "_all_reduce_sum_gradients", _summing_once
@@ -77,8 +76,6 @@ class _Trace:
     """Know the tensors of one replica's trace that are equal on all replicas, and which of them are gradients."""
 
     def __init__(self) -> None:
-        import tensorflow as tf
-
         self.has_sums = self.has_parts = False
         self.slices: dict[int, Any] = {}
         self._graph = tf.compat.v1.get_default_graph()
@@ -87,22 +84,20 @@ class _Trace:
 
     def remember(self, value: Any, *, gradients: bool = False) -> None:
         """Note that a value is equal on all replicas: the result of a collective."""
-        import tensorflow as tf
-
-        for one in tf.nest.flatten(value, expand_composites=True):
-            if tf.is_symbolic_tensor(one):
-                self._same[_key(one)] = one
+        for tensor in tf.nest.flatten(value, expand_composites=True):
+            if tf.is_symbolic_tensor(tensor):
+                self._same[_key(tensor)] = tensor
                 if gradients:
-                    self._gradients[_key(one)] = one
+                    self._gradients[_key(tensor)] = tensor
 
     def is_of_rows(self, value: Any) -> bool:
         """Return whether a tensor depends on this replica's examples other than by gradients or collectives."""
-        return any(self._is_of_the_batch(one) for one in self._sources(value))
+        return any(self._is_of_the_batch(source) for source in self._sources(value))
 
     def is_of_gradients(self, value: Any) -> bool:
         """Return whether a tensor depends on gradients, and not on this replica's examples besides."""
         sources = list(self._sources(value))
-        return any(_key(one) in self._gradients for one in sources) and not any(map(self._is_of_the_batch, sources))
+        return any(_key(source) in self._gradients for source in sources) and not any(map(self._is_of_the_batch, sources))
 
     def _is_of_the_batch(self, value: Any) -> bool:
         is_argument = value.op.type == "Placeholder" and value.graph is self._graph
@@ -110,35 +105,31 @@ class _Trace:
 
     def _sources(self, value: Any) -> Iterator[Any]:
         """Yield a tensor of a graph and all that it is computed from. What is equal on all replicas ends the search."""
-        import tensorflow as tf
-
         seen: set[Key] = set()
         waiting = [value]
         while waiting:
-            one = waiting.pop()
-            if not tf.is_symbolic_tensor(one) or _key(one) in seen:
+            tensor = waiting.pop()
+            if not tf.is_symbolic_tensor(tensor) or _key(tensor) in seen:
                 continue
-            seen.add(_key(one))
-            yield one
-            if _key(one) not in self._same and _has_numbers(one):
-                outer = _captured(one)
-                waiting += one.op.inputs if outer is None else [outer]
+            seen.add(_key(tensor))
+            yield tensor
+            if _key(tensor) not in self._same and _has_numbers(tensor):
+                outer = _captured(tensor)
+                waiting += tensor.op.inputs if outer is None else [outer]
 
 
 def _current() -> _Trace | None:
     """Return the trace of a custom step on several replicas, or None."""
     share = shares.current()
-    return None if share is None or share.num_replicas == 1 else getattr(_here, "trace", None)
+    return None if share is None or share.num_replicas == 1 else _trace.value
 
 
 def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
         trace, share = _current(), shares.current()
         flat = [] if trace is None else tf.nest.flatten(sources)
-        variables = [(place, one) for place, one in enumerate(flat) if _is_variable(one)]
+        variables = [(place, source) for place, source in enumerate(flat) if _is_variable(source)]
         if trace is None or share is None or not variables:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
@@ -152,7 +143,7 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
             parts = reduction.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
             trace.remember([part for part in parts if part is not None], gradients=True)
             trace.slices |= {
-                id(part): part for part, (_, one) in zip(parts, variables, strict=True) if reduction.is_sharded(one)
+                id(part): part for part, (_, source) in zip(parts, variables, strict=True) if reduction.is_sharded(source)
             }
         else:
             trace.has_parts = True
@@ -164,15 +155,10 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_variable(source: Any) -> bool:
-    import keras
-    import tensorflow as tf
-
     return isinstance(source, (tf.Variable, keras.Variable))
 
 
 def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
-    import tensorflow as tf
-
     if gradient is None:
         return None
     values = reduction.values_of(gradient)
@@ -198,21 +184,64 @@ def _refusing_sums(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def all_reduce(self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
-        trace, caller = _current(), str(sys._getframe(1).f_globals.get("__name__"))
-        sums = str(getattr(reduce_op, "name", reduce_op)).upper() == "SUM"
-        parts = [] if caller.startswith("gpudist_core.") or not sums else tf.nest.flatten(value, expand_composites=True)
-        if trace is not None and any(map(trace.is_of_gradients, parts)):
-            raise UsageError(
-                "The gradients in a custom step are those of all replicas, and must not be summed again",
-                "Leave the all_reduce out, and a division of its result by the number of replicas.",
-                reduce_op="SUM",
-                replicas=self.num_replicas_in_sync,
-            )
+        if _is_sum(reduce_op) and not _caller().startswith("gpudist_core.") and _are_of_gradients(value):
+            raise _summed_twice(self.num_replicas_in_sync)
         return original(self, reduce_op, value, *args, **kwargs)
 
     return all_reduce
+
+
+def _noting_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Note that a merge call of a custom step gets gradients. The optimizers of tf_keras (2.21) sum them in one."""
+
+    @functools.wraps(original)
+    def merge_call(self: Any, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replicas = self.num_replicas_in_sync
+
+        @functools.wraps(merge_fn)
+        def merge(*args: Any, **kwargs: Any) -> Any:  # in the thread of all replicas
+            with _merging.set(replicas):
+                return merge_fn(*args, **kwargs)
+
+        # TensorFlow's own call is that of a collective, which `_refusing_sums` has let pass.
+        is_own = _caller().startswith(("gpudist_core.", "tensorflow."))
+        return original(self, merge_fn if is_own or not _are_of_gradients(args) else merge, args, kwargs)
+
+    return merge_call
+
+
+def _refusing_merged_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def reduce_to(self: Any, reduce_op: Any, *args: Any, **kwargs: Any) -> Any:
+        if _merging.value and _is_sum(reduce_op):
+            raise _summed_twice(_merging.value)
+        return original(self, reduce_op, *args, **kwargs)
+
+    return reduce_to
+
+
+def _caller() -> str:
+    """Return the name of the module that calls the replacement that asks for it."""
+    return str(sys._getframe(2).f_globals.get("__name__"))
+
+
+def _is_sum(reduce_op: Any) -> bool:
+    return str(getattr(reduce_op, "name", reduce_op)).upper() == "SUM"
+
+
+def _are_of_gradients(value: Any) -> bool:
+    trace = _current()
+    return trace is not None and any(map(trace.is_of_gradients, tf.nest.flatten(value, expand_composites=True)))
+
+
+def _summed_twice(replicas: int) -> UsageError:
+    return UsageError(
+        "The gradients in a custom step are those of all replicas, and must not be summed again",
+        "Leave the all_reduce out, and a division of its result by the number of replicas. Use an optimizer of Keras 3: one of "
+        "tf_keras sums by itself.",
+        reduce_op="SUM",
+        replicas=replicas,
+    )
 
 
 def _summing_once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,8 +260,8 @@ def _refusing_slices(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def norm(*args: Any, **kwargs: Any) -> Any:
         trace = _current()
-        given = [one for value in (*args, *kwargs.values()) for one in (value if isinstance(value, (list, tuple)) else [value])]
-        if trace is not None and any(id(one) in trace.slices for one in given):
+        given = tf.nest.flatten((args, kwargs))
+        if trace is not None and any(id(value) in trace.slices for value in given):
             raise UsageError(
                 "A custom step must not compute the norm of a sharded table's gradient, of which each replica has a slice",
                 "Use clipnorm or global_clipnorm of the optimizer.",
@@ -271,8 +300,6 @@ def _key(value: Any) -> Key:
 
 
 def _has_numbers(value: Any) -> bool:
-    import tensorflow as tf
-
     return value.dtype not in (tf.resource, tf.variant, tf.string)
 
 

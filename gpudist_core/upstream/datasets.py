@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 
 def shuffles_that_vary(dataset: Any) -> list[str]:
     """List the shuffles in a dataset that give another order in another iteration, or in another process.
@@ -14,19 +16,18 @@ def shuffles_that_vary(dataset: Any) -> list[str]:
     Returns:
         One word for each: "unseeded" or "reshuffled".
     """
-    import tensorflow as tf
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset
 
-    found = []
+    shuffles = []
     if isinstance(dataset, _ShuffleDataset):
         seeds = [int(tf.get_static_value(seed) or 0) for seed in (dataset._seed, dataset._seed2)]
         if not any(seeds):
-            found.append("unseeded")
+            shuffles.append("unseeded")
         elif dataset._reshuffle_each_iteration:
-            found.append("reshuffled")
+            shuffles.append("reshuffled")
     for part in dataset._inputs():
-        found += shuffles_that_vary(part)
-    return found
+        shuffles += shuffles_that_vary(part)
+    return shuffles
 
 
 def without_prefetch(dataset: Any) -> Any:
@@ -38,7 +39,6 @@ def without_prefetch(dataset: Any) -> Any:
     Returns:
         The dataset.
     """
-    import tensorflow as tf
     from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 
     while isinstance(dataset, _PrefetchDataset):

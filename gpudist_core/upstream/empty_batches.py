@@ -18,6 +18,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.upstream.patches import Replacements
 
@@ -34,7 +37,6 @@ OPERATIONS = {
 
 def replacements() -> Replacements:
     """Return replacements of the operations behind every layer and `tf.nn` function."""
-    import tensorflow as tf
     from keras.src.backend.tensorflow import numpy as keras_numpy
     from tensorflow.python.ops import gen_array_ops, gen_nn_ops
 
@@ -53,11 +55,9 @@ def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002, by this name nn_ops passes it
         if shares.current() is None or not _may_be_empty(input):
             return operation(input, *args, **kwargs)
-        import tensorflow as tf
-
         rows = tf.shape(input)[0]
         padded = operation(_padded(input, 0, rows), *args, **kwargs)
-        return tf.nest.map_structure(lambda one: tf.ensure_shape(one[:rows], [input.shape[0], *one.shape[1:]]), padded)
+        return tf.nest.map_structure(lambda output: tf.ensure_shape(output[:rows], [input.shape[0], *output.shape[1:]]), padded)
 
     return run
 
@@ -77,8 +77,6 @@ def _beside_rows(mirror_pad: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(mirror_pad)
     def run(input: Any, paddings: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-        import tensorflow as tf
-
         known = tf.get_static_value(tf.convert_to_tensor(paddings))
         pads_rows = known is None or known[0].any()
         return (mirror_pad if pads_rows else with_a_row)(input, paddings, *args, **kwargs)
@@ -97,24 +95,20 @@ def _of_sequences(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        import tensorflow as tf
-
         axis, given = 1 if logits_time_major else 0, (labels, logits, label_length, logit_length)
-        is_plain = not args and kwargs.get("unique") is None and all(isinstance(one, tf.Tensor) for one in given)
+        is_plain = not args and kwargs.get("unique") is None and all(isinstance(value, tf.Tensor) for value in given)
         if shares.current() is None or not is_plain or logits.shape.rank != 3 or logits.shape[axis] not in (None, 0):
             return ctc_loss(*given, logits_time_major, *args, **kwargs)
         rows = tf.shape(logits)[axis]
         lengths = _padded(label_length, 0, rows), _padded(logit_length, 0, rows, 1)
-        found = ctc_loss(_padded(labels, 0, rows), _padded(logits, axis, rows), *lengths, logits_time_major, **kwargs)
-        return tf.ensure_shape(found[:rows], [logits.shape[axis]])
+        losses = ctc_loss(_padded(labels, 0, rows), _padded(logits, axis, rows), *lengths, logits_time_major, **kwargs)
+        return tf.ensure_shape(losses[:rows], [logits.shape[axis]])
 
     return run
 
 
 def _padded(value: Any, axis: int, rows: Any, filler: int = 0) -> Any:
     """Append a row if there is none. Nothing is copied otherwise."""
-    import tensorflow as tf
-
     missing = tf.cast(rows == 0, tf.int32)
     padding = tf.one_hot(axis, value.shape.rank, dtype=tf.int32)[:, None] * tf.stack([0, missing])[None]
     # oneDNN would fuse a `Pad` with a convolution and lose the row.
@@ -135,19 +129,17 @@ def with_a_sequence(operation: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(operation)
     def run(*, input: Any, sequence_lengths: Any, time_major: bool = True, **kwargs: Any) -> Any:  # noqa: A002
-        import tensorflow as tf
-
         axis = 1 if time_major else 0
         if shares.current() is None or input.shape.rank != 3 or input.shape[axis] not in (None, 0):
             return operation(input=input, sequence_lengths=sequence_lengths, time_major=time_major, **kwargs)
         rows = tf.shape(input)[axis]
         states = {name: _padded(kwargs[name], axis, rows) for name in ("input_h", "input_c") if _has_rows(kwargs.get(name))}
         lengths = _padded(sequence_lengths, 0, rows, 1)
-        found = operation(
+        outputs = operation(
             input=_padded(input, axis, rows), sequence_lengths=lengths, time_major=time_major, **{**kwargs, **states}
         )
-        cut = [(one[:, :rows] if time_major else one[:rows]) if _has_rows(one) else one for one in found[:3]]
-        return (*cut, *found[3:])
+        cut = [(output[:, :rows] if time_major else output[:rows]) if _has_rows(output) else output for output in outputs[:3]]
+        return (*cut, *outputs[3:])
 
     return run
 
@@ -170,9 +162,6 @@ def _without_a_bias(add: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plain_sum(x1: Any, x2: Any) -> Any:
-    import keras
-    import tensorflow as tf
-
     dtype = keras.backend.result_type(x1.dtype, x2.dtype)
     return tf.cast(x1, dtype) + tf.cast(x2, dtype)
 

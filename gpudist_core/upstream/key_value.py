@@ -5,12 +5,14 @@ TensorFlow starts it with every MultiWorkerMirroredStrategy. It needs no collect
 
 from __future__ import annotations
 
-from typing import Any
+import tensorflow as tf
+
+from gpudist_core.upstream import eager
 
 
 def is_available() -> bool:
     """Return whether this process belongs to a job whose hosts share a store."""
-    return _context().coordination_service is not None
+    return eager.context().coordination_service is not None
 
 
 def put(key: str, value: str) -> bool:
@@ -23,10 +25,8 @@ def put(key: str, value: str) -> bool:
     Returns:
         Whether the key was free. A key in use keeps its value.
     """
-    import tensorflow as tf
-
     try:
-        _context().set_config_key_value(key, value)
+        eager.context().set_config_key_value(key, value)
     except tf.errors.AlreadyExistsError:
         return False
     return True
@@ -42,20 +42,12 @@ def get(key: str, seconds: float | None) -> str | None:
     Returns:
         The value, or None after the time limit.
     """
-    import tensorflow as tf
-
     try:
-        return str(_context().get_config_key_value(key, 0 if seconds is None else max(1, int(seconds * 1000))))
+        return str(eager.context().get_config_key_value(key, 0 if seconds is None else max(1, int(seconds * 1000))))
     except tf.errors.DeadlineExceededError:
         return None
 
 
 def delete(key: str) -> None:
     """Delete a key."""
-    _context().delete_config_key_value(key)
-
-
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
+    eager.context().delete_config_key_value(key)

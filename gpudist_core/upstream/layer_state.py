@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import batch_norm
 from gpudist_core.upstream.patches import Replacements
 
-_here = threading.local()
+_left_alone = PerThread(False)
 
 
 def replacements() -> Replacements:
     """Return what lets Keras's variables know replicas."""
-    import keras
     from keras.src import backend
 
     yield backend.Variable, "_direct_assign", _averaging
@@ -65,20 +67,10 @@ def _drawing_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
 def _leaving_alone(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _left_alone() if is_wanted() else contextlib.nullcontext():
+        with _left_alone.set(True) if is_wanted() else contextlib.nullcontext():
             return original(self, *args, **kwargs)
 
     return call
-
-
-@contextlib.contextmanager
-def _left_alone() -> Iterator[None]:
-    outer = getattr(_here, "left_alone", False)
-    _here.left_alone = True
-    try:
-        yield
-    finally:
-        _here.left_alone = outer
 
 
 def in_call_of_a_layer() -> bool:
@@ -101,9 +93,7 @@ def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
             weighted
         by examples. Otherwise the value.
     """
-    import tensorflow as tf
-
-    if share.num_replicas == 1 or not is_of_rows(variable) or getattr(_here, "left_alone", False):
+    if share.num_replicas == 1 or not is_of_rows(variable) or _left_alone.value:
         return value
     if not share.can_meet():
         warnings.warn(

@@ -13,6 +13,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
@@ -74,8 +77,6 @@ def masked(value: Any, mask: Any) -> Any:
 
 def per_example_function(loss: Any) -> Any:
     """Return a function (y, y_pred) -> values by example for a Keras loss: an object, a name, or a function."""
-    import keras
-
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
@@ -96,7 +97,6 @@ def per_example_function(loss: Any) -> Any:
 
 def of_function(loss: Any) -> Any:
     """Return the `keras.losses.Loss` that `compile` makes of a function: it gives targets and outputs the same rank."""
-    import keras
     from keras.src.losses.losses import LossFunctionWrapper
 
     return loss if isinstance(loss, keras.losses.Loss) else LossFunctionWrapper(loss)
@@ -130,14 +130,12 @@ def _check_takes_two(loss: Any) -> None:
 
 def _called_alone(loss: Any) -> Any:
     """Return the values of a `keras.losses.Loss` without its reduction, as its `__call__` passes them: in the loss's dtype."""
-    import keras
-
     if type(loss).__call__ is not keras.losses.Loss.__call__:
         return loss
 
     def values(y: Any, y_pred: Any) -> Any:
         y, y_pred = (
-            keras.tree.map_structure(lambda one: keras.ops.convert_to_tensor(one, dtype=loss.dtype), given)
+            keras.tree.map_structure(lambda value: keras.ops.convert_to_tensor(value, dtype=loss.dtype), given)
             for given in (y, y_pred)
         )
         return loss.call(y, y_pred)
@@ -148,7 +146,6 @@ def _called_alone(loss: Any) -> Any:
 def _share_of_loss(
     share: shares.Share, values: Any, weights: Any, mask: Any, reduction: str | None = "sum_over_batch_size", dtype: Any = None
 ) -> Any:
-    import tensorflow as tf
     from keras.src.losses.loss import standardize_reduction
 
     reduction = standardize_reduction(reduction)
@@ -169,8 +166,6 @@ def _share_of_loss(
 
 def _scalar(share: shares.Share, value: Any) -> Any:
     """Treat a loss that is one number as the mean over this replica's examples."""
-    import tensorflow as tf
-
     warn_of_one_number(share)
     return value * tf.cast(share.fraction, value.dtype)
 
@@ -207,8 +202,6 @@ def _weigh(values: Any, mask: Any, weights: Any) -> tuple[Any, Any]:
 
 def _count(values: Any, mask: Any) -> Any:
     """Return the number of values; with a mask, the number that it keeps."""
-    import tensorflow as tf
-
     if mask is None:
         return tf.size(values)
     trailing = tf.reduce_prod(tf.shape(values)[mask.shape.rank :])

@@ -9,6 +9,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import state
 from gpudist_core.upstream import whole_numbers
 
@@ -35,8 +38,6 @@ def by_row(metric: Any, values: Any, outputs: Any) -> Any:
     Returns:
         The same values if they are by example, as far as shapes tell; otherwise their mean.
     """
-    import tensorflow as tf
-
     tensor = tf.convert_to_tensor(values)
     if _has_rows(tensor, outputs):
         return values
@@ -47,11 +48,9 @@ def by_row(metric: Any, values: Any, outputs: Any) -> Any:
 
 def _has_rows(values: Any, outputs: Any) -> bool:
     """Return whether there may be a value for each example: a known number of values with an unknown batch size says no."""
-    import tensorflow as tf
-
     if not values.shape.rank or values.shape[0] is None:
         return bool(values.shape.rank != 0)
-    shapes = [one.shape for one in tf.nest.flatten(outputs) if getattr(getattr(one, "shape", None), "rank", None)]
+    shapes = [output.shape for output in tf.nest.flatten(outputs) if getattr(getattr(output, "shape", None), "rank", None)]
     if not shapes:
         return True
     return any(shape[0] is not None and values.shape[0] % max(shape[0], 1) == 0 for shape in shapes)
@@ -59,8 +58,6 @@ def _has_rows(values: Any, outputs: Any) -> bool:
 
 def _is_mean(function: Any) -> bool:
     """Return whether a function's number is known to be the mean over the examples, as for most of Keras's functions."""
-    import keras
-
     if isinstance(function, keras.losses.Loss):
         return True
     return str(getattr(function, "__module__", "")).startswith("keras.") and function.__name__ not in COMPARING

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import keras
+import tensorflow as tf
 
-def make_local(strategy: Any, metrics: Iterable[Any]) -> None:
+
+def make_local(strategy: tf.distribute.Strategy, metrics: Iterable[Any]) -> None:
     """Replace mirrored variables of metrics, which keep their values; to be called before a step is traced.
 
     Args:
         strategy: The strategy of the metrics.
         metrics: Keras metrics that are built.
     """
-    import keras
-    import tensorflow as tf
-
     if strategy.num_replicas_in_sync == 1 or hasattr(keras.Variable, "synchronization"):
         return
     for variable in (variable for metric in metrics for variable in metric.variables):

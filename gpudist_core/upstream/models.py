@@ -30,7 +30,7 @@ def strategy_of(model: Any) -> Any:
     return tf.distribute.get_strategy()
 
 
-def check_strategy(strategy: Any) -> None:
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
     """Refuse a strategy whose workers this process cannot run together.
 
     Args:
@@ -67,7 +67,11 @@ def check_current(model: Any) -> None:
 
 
 def check_scope(
-    strategy: Any, model: Any, optimizer: Any, metrics: Sequence[Any] = (), trained: Sequence[Any] | None = None
+    strategy: tf.distribute.Strategy,
+    model: Any,
+    optimizer: Any,
+    metrics: Sequence[Any] = (),
+    trained: Sequence[Any] | None = None,
 ) -> None:
     """Refuse objects made outside of the strategy's scope: their variables would be counted N times, or once on each host.
 
@@ -84,14 +88,14 @@ def check_scope(
     if strategy.num_replicas_in_sync == 1:
         return
     owners = [("model", model), ("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
-    made = [(name, list(getattr(owner, "variables", []))) for name, owner in owners]
-    for name, variables in [*made, ("variable that is trained", list(trained or []))]:
+    owned = [(name, list(getattr(owner, "variables", []))) for name, owner in owners]
+    for name, variables in [*owned, ("variable that is trained", list(trained or []))]:
         for variable in variables:
             if getattr(plain(variable), "distribute_strategy", None) is not strategy:
                 raise _outside(name, variable, strategy)
 
 
-def _outside(name: str, variable: Any, strategy: Any) -> UsageError:
+def _outside(name: str, variable: Any, strategy: tf.distribute.Strategy) -> UsageError:
     return UsageError(
         f"The {name} must be made in the scope of the step's strategy",
         "Make it under `with strategy.scope():`.",
@@ -101,7 +105,7 @@ def _outside(name: str, variable: Any, strategy: Any) -> UsageError:
 
 
 @contextlib.contextmanager
-def beside_variables(strategy: Any, model: Any) -> Iterator[None]:
+def beside_variables(strategy: tf.distribute.Strategy, model: Any) -> Iterator[None]:
     """Check, while an optimizer makes its variables, that the model's variables belong to its strategy.
 
     Args:

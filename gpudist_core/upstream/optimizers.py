@@ -8,21 +8,23 @@ Keras 3.15 checks, clips and accumulates each replica's own gradients and sums a
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import clipping, reduction
-from gpudist_core.state import OfOptimizer, of_optimizer
+from gpudist_core.state import OfOptimizer, PerThread, of_optimizer
 from gpudist_core.upstream import classes, custom_step, saved_sums
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
-_summed = threading.local()
+_summed: PerThread[frozenset[int]] = PerThread(frozenset())
 
 
-def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
+def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
     """Make a Keras optimizer sum gradients first. Its class changes; its name, variables and config do not.
 
     Args:
@@ -59,8 +61,6 @@ def check(optimizer: Any) -> None:
     Raises:
         UsageError: If it is not a Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply gradients by themselves.
     """
-    import keras
-
     if not isinstance(optimizer, keras.optimizers.Optimizer) or type(optimizer).__name__ == "MultiOptimizer":
         raise UsageError(
             "optimizer must be a Keras 3 optimizer, but no MultiOptimizer",
@@ -92,8 +92,6 @@ def check_slices(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _looks_at_all(optimizer: Any, variable: Any) -> bool:
-    import keras
-
     muon = getattr(keras.optimizers, "Muon", None)  # Keras 3.8 has none
     if muon is not None and isinstance(optimizer, muon):
         return not optimizer._should_use_adamw(variable)
@@ -191,10 +189,9 @@ def _kept_inside(optimizer: Any) -> OfOptimizer:
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Return all variables of an optimizer. Keras omits the product of rates of a Nadam inside a `LossScaleOptimizer`."""
-    import keras
-
     inner = getattr(optimizer, "inner_optimizer", None)
-    kept = [v for one in (optimizer, inner) if one is not None for v in vars(one).values() if isinstance(v, keras.Variable)]
+    owners = [optimizer] if inner is None else [optimizer, inner]
+    kept = [value for owner in owners for value in vars(owner).values() if isinstance(value, keras.Variable)]
     return list({id(variable): variable for variable in [*optimizer.variables, *kept]}.values())
 
 
@@ -246,7 +243,7 @@ def is_summed(optimizer: Any) -> bool:
     kept = of_optimizer.known(optimizer)
     if kept is None or not (kept.is_exact or kept.is_reduced):
         return False
-    return kept.is_reduced or id(optimizer) in getattr(_summed, "optimizers", ()) or custom_step.are_gradients_summed()
+    return kept.is_reduced or id(optimizer) in _summed.value or custom_step.are_gradients_summed()
 
 
 @contextlib.contextmanager
@@ -255,13 +252,9 @@ def _summed_first(optimizer: Any, grads: list[Any], variables: list[Any]) -> Ite
     if is_summed(optimizer):
         yield list(grads)
         return
-    kept: frozenset[int] = getattr(_summed, "optimizers", frozenset())
     grads = _gradients_of_all(optimizer, list(grads), variables)
-    _summed.optimizers = kept | {id(optimizer)}
-    try:
+    with _summed.set(_summed.value | {id(optimizer)}):
         yield grads
-    finally:
-        _summed.optimizers = kept
 
 
 def _is_complete(optimizer: Any) -> bool:
@@ -272,9 +265,8 @@ def _is_complete(optimizer: Any) -> bool:
 
 def _build_outside(optimizer: Any, variables: list[Any]) -> None:
     """Create an optimizer's missing variables during tracing, on all replicas at once, outside of the graph."""
-    import tensorflow as tf
 
-    def build(strategy: Any) -> None:
+    def build(strategy: tf.distribute.Strategy) -> None:
         del strategy
         with tf.init_scope():
             if not optimizer.built:
@@ -288,6 +280,8 @@ def _build_outside(optimizer: Any, variables: list[Any]) -> None:
 
 class _Base:
     """Share what both kinds need: variables that can be made late, and a config with the user's settings."""
+
+    _trainable_variables: Any  # what the class has that it extends
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         grads = list(grads)
@@ -324,26 +318,34 @@ class _Base:
 class _LossScaling(_Base):
     """Sum first in a `LossScaleOptimizer`: one check, one skip and one scale for all replicas."""
 
+    inner_optimizer: Any
+
     def _tf_apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
-        me: Any = self
-        variables = list(trainable_variables if trainable_variables is not None else me._trainable_variables)
+        variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         if (accumulation := accumulation_of(self)) is not None:
             accumulation.check_none_was_skipped()
         if not is_summed(self):
             grads = _gradients_of_all(self, grads, variables)
-        of_optimizer.of(me.inner_optimizer).clip = of_optimizer.of(self).clip
+        of_optimizer.of(self.inner_optimizer).clip = of_optimizer.of(self).clip
         super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
 
 
 class _Exact(_Base):
     """Sum first in an optimizer's `apply`, then clip, decay, update and average."""
 
+    learning_rate: Any
+    use_ema: Any
+    _apply_weight_decay: Any
+    _backend_update_step: Any
+    _clip_gradients: Any
+    _iterations: Any
+    _update_model_variables_moving_average: Any
+
     @property
     def iterations(self) -> Any:
         """Return the number of updates: Keras counts batches, and divides if it accumulates itself."""
-        me: Any = self
         kept = of_optimizer.of(self)
-        return me._iterations if kept.accumulation is None else me._iterations // kept.accumulate
+        return self._iterations if kept.accumulation is None else self._iterations // kept.accumulate
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
@@ -355,25 +357,23 @@ class _Exact(_Base):
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         if _overrides(self, "apply"):
-            variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
+            variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
             with _summed_first(self, grads, variables) as grads:
                 super().apply(grads, trainable_variables)
         else:
             super().apply(grads, trainable_variables)
 
     def _backend_apply_gradients(self, grads: list[Any], trainable_variables: list[Any]) -> None:
-        me: Any = self
         held: list[Any] | None = grads
         if (accumulation := accumulation_of(self)) is not None:
             held = accumulation(grads, trainable_variables, reduced=is_summed(self))
         if held is not None:
             self._gpudist_update(held, trainable_variables)
-        if me.use_ema:
-            me._update_model_variables_moving_average(me._trainable_variables)
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
             _overwrite(self)
 
     def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
-        me: Any = self
         check_slices(self, trainable_variables)
         if not is_summed(self):
             grads = _gradients_of_all(self, grads, trainable_variables)
@@ -383,11 +383,11 @@ class _Exact(_Base):
         if (clip := of_optimizer.of(self).clip) is not None:
             grads = clip(grads, trainable_variables)
         if _overrides(self, "_clip_gradients"):
-            grads = me._clip_gradients(grads)
+            grads = self._clip_gradients(grads)
         else:
             grads = clipping.of_optimizer(self)(grads, trainable_variables)
-        me._apply_weight_decay(trainable_variables)
-        me._backend_update_step(grads, trainable_variables, me.learning_rate)
+        self._apply_weight_decay(trainable_variables)
+        self._backend_update_step(grads, trainable_variables, self.learning_rate)
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> list[Any]:
         return list(grads_and_vars)
@@ -395,8 +395,6 @@ class _Exact(_Base):
 
 def _overwrite(optimizer: Any) -> None:
     """Replace the variables by their averages every n steps, by value: collectives do not work inside a `cond`."""
-    import tensorflow as tf
-
     every = of_optimizer.of(optimizer).overwrite
     if not every:
         return

@@ -102,6 +102,7 @@ class _Place:
 
 
 _MODULES = (
+    "central_storage",
     "added_losses",
     "empty_batches",
     "layer_state",

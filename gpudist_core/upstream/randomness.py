@@ -8,39 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
+from gpudist_core.state import PerThread
 from gpudist_core.upstream.patches import Replacements
 
-_mode = threading.local()
+_mode: PerThread[str | None] = PerThread(None)
 # What a test harness that watches draws sets: that it gives each row its own, or how it looks away from a draw for all rows.
 rows_are_keyed = False
 unwatched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+DRAWS = ("replica", "row")
+"""How random numbers can be drawn."""
 SHAPED = ("normal", "uniform", "truncated_normal", "randint")
 WITH_PARAMETERS = ("gamma", "beta", "binomial")
 MIXING = ("shuffle", "categorical")
 
 
-@contextlib.contextmanager
-def drawing(mode: str) -> Iterator[None]:
+def drawing(mode: str) -> contextlib.AbstractContextManager[Any]:
     """Set, while this thread traces a step, how random numbers are drawn: `replica` or `row`."""
-    outer = getattr(_mode, "mode", None)
-    _mode.mode = mode
-    try:
-        yield
-    finally:
-        _mode.mode = outer
+    return _mode.set(mode)
 
 
 def replacements() -> Replacements:
     """Return what lets Keras's random functions know replicas and examples."""
-    import keras
     from keras.src.backend.tensorflow import image, random
     from keras.src.layers.regularization import spatial_dropout
 
@@ -66,10 +63,8 @@ def replacements() -> Replacements:
 def _folded(cast_seed: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(cast_seed)
     def folded(seed: Any) -> Any:
-        import tensorflow as tf
-
         share, seed = shares.current(), cast_seed(seed)
-        if share is None or getattr(_mode, "mode", None) != "replica" or share.num_replicas == 1:
+        if share is None or _mode.value != "replica" or share.num_replicas == 1:
             return seed
         return tf.random.experimental.stateless_fold_in(seed, share.replica)
 
@@ -80,7 +75,7 @@ def _rows_mode() -> Any:
     share = shares.current()
     if share is None or rows_are_keyed or share.num_replicas == 1:
         return None
-    return share if getattr(_mode, "mode", None) == "row" else None
+    return share if _mode.value == "row" else None
 
 
 def _by_row(original: Callable[..., Any], *, takes_scalars: bool = False) -> Callable[..., Any]:
@@ -121,8 +116,6 @@ def _is_scalar(value: Any) -> bool:
 
 def _is_of_rows(share: shares.Share, shape: Any) -> bool:
     """Return whether a draw of this shape has a value for each example; a known size must be the replica's batch size."""
-    import tensorflow as tf
-
     if isinstance(shape, tf.TensorShape):
         shape = shape.as_list()
     elif not isinstance(shape, (tuple, list)):
@@ -145,8 +138,6 @@ def with_unknown_rows(mode: str, batch: Any, shares_of_batch: int) -> Any:
     Returns:
         The structure.
     """
-    import tensorflow as tf
-
     if mode != "row" or shares_of_batch == 1 or tf.executing_eagerly():
         return batch
 
@@ -161,8 +152,6 @@ def with_unknown_rows(mode: str, batch: Any, shares_of_batch: int) -> Any:
 def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        import tensorflow as tf
-
         share = _rows_mode()
         if share is None or rate in (0.0, 1.0) or (noise_shape is not None and isinstance(noise_shape[0], int)):
             return original(inputs, rate, noise_shape, seed)
@@ -188,8 +177,6 @@ def _with_open_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rows(share: shares.Share, shape: Any, draw: Callable[[Any], Any]) -> Any:
     """Draw for the examples of all replicas, as one device does, and keep those of this replica."""
-    import tensorflow as tf
-
     shape = tf.convert_to_tensor(shape)
     each = shape[0] // tf.maximum(share.rows, 1)
     with unwatched():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from gpudist_core.errors import UsageError
 
 GATHERED = (
@@ -22,8 +24,6 @@ def check(loss: Any) -> None:
     Raises:
         UsageError: For `Dice` and `Tversky` without axes, `CosineSimilarity` and crossentropies along the examples, `Circle`.
     """
-    import keras
-
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     function, options = _function_of(loss)
     if function is keras.losses.circle:
@@ -58,6 +58,4 @@ def _joins_rows(function: Any, options: dict[str, Any]) -> bool:
 
 
 def _ratios() -> tuple[Any, ...]:
-    import keras
-
     return keras.losses.dice, keras.losses.tversky

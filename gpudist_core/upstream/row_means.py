@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import custom_step, losses, metric_functions
 from gpudist_core.upstream.patches import Replacements
 
-_means = threading.local()
+_means: PerThread[_Means | None] = PerThread(None)
 
 
 @contextlib.contextmanager
@@ -29,13 +31,8 @@ def counting(*, tapes: bool) -> Iterator[None]:
     Args:
         tapes: Whether the step is a custom one, whose tapes give the gradients of the mean over all replicas' examples.
     """
-    outer = getattr(_means, "state", None)
-    _means.state = _Means()
-    try:
-        with custom_step.tracing() if tapes else contextlib.nullcontext():
-            yield
-    finally:
-        _means.state = outer
+    with _means.set(_Means()), custom_step.tracing() if tapes else contextlib.nullcontext():
+        yield
 
 
 class _Means:
@@ -47,7 +44,7 @@ class _Means:
 
 
 def _current() -> tuple[_Means, shares.Share] | None:
-    means, share = getattr(_means, "state", None), shares.current()
+    means, share = _means.value, shares.current()
     return None if means is None or share is None else (means, share)
 
 
@@ -91,8 +88,6 @@ def _unscaling(unscaled: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
     """Weigh a loss that is one number for all examples: it is their mean."""
-    import tensorflow as tf
-
     losses.warn_of_one_number(share)
     given = {name: w for name, w in (("sample_weight", sample_weight), ("mask", mask)) if w is not None}
     if given and share.num_replicas > 1:
@@ -108,15 +103,11 @@ def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None,
 
 
 def _over(value: Any, fraction: Any) -> Any:
-    import tensorflow as tf
-
     return tf.math.divide_no_nan(value, tf.cast(fraction, value.dtype))
 
 
 def present(value: Any) -> Any:
     """Return a replica's scalar, or 0 without examples (a mean over no examples is NaN)."""
-    import tensorflow as tf
-
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return value
@@ -126,8 +117,6 @@ def present(value: Any) -> Any:
 
 def of_all(value: Any) -> Any:
     """Return a replica's part of the mean over all examples. The parts of all replicas sum to it."""
-    import tensorflow as tf
-
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return value
@@ -137,8 +126,6 @@ def of_all(value: Any) -> Any:
 
 def of_log(value: Any) -> Any:
     """Return the part as `of_all` does for a log of a step, in which arrays hold means over the examples, too."""
-    import tensorflow as tf
-
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return value
@@ -151,8 +138,6 @@ def of_log(value: Any) -> Any:
 def _counting_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        import tensorflow as tf
-
         current = _current()
         if current is not None and current[0].outputs is not None:
             values = metric_functions.by_row(self, values, current[0].outputs)

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from gpudist_core.upstream import eager
+
 
 def op_seeds() -> dict[str, Any]:
     """Return what the seeds of the next operations without their own seed depend on (`tf.random.set_seed`)."""
-    context = _context()
+    context = eager.context()
     if context._seed is None:
         return {"seed": None, "state": None}
     version, words, gauss = context._rng.getstate()
@@ -18,7 +20,7 @@ def op_seeds() -> dict[str, Any]:
 
 def restore_op_seeds(state: dict[str, Any]) -> None:
     """Restore what `op_seeds` returned."""
-    context = _context()
+    context = eager.context()
     if state["seed"] is not None:
         context._set_global_seed(int(state["seed"]))
         version, words, gauss = state["state"]
@@ -56,9 +58,3 @@ def begin_at(model: Any, epoch: int | None) -> None:
         epoch: The epoch, from 0; None for the one that `fit` was given.
     """
     model._initial_epoch = epoch
-
-
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()

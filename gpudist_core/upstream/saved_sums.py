@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 
 from gpudist_core import state
@@ -77,15 +78,13 @@ def _keeps(optimizer: Any) -> Any:
 
 def _place(optimizer: Any) -> int | None:
     """Return the index of the first sum in Keras's numbering; None if it saves none."""
-    import keras
-
     inner = _keeps(optimizer)
     if not inner.built or not state.of_optimizer.of(inner).accumulate:
         return None
     outer = len(optimizer._variables) if inner is not optimizer else 0
     averages = inner._model_variables_moving_average if inner.use_ema else []
     own = [inner._iterations, inner._learning_rate, *averages]
-    return outer + sum(isinstance(one, keras.Variable) for one in own)
+    return outer + sum(isinstance(value, keras.Variable) for value in own)
 
 
 def _sums(optimizer: Any) -> list[Any]:
@@ -101,5 +100,5 @@ def _sums(optimizer: Any) -> list[Any]:
         )
     kept = dict(saved["sums"]).get("sums") if saved else None
     if kept is not None:
-        return [np.asarray(one) for one in kept]
+        return [np.asarray(array) for array in kept]
     return [np.zeros(v.shape, v.dtype) for v in inner._trainable_variables]

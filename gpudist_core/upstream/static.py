@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+
+from gpudist_core.upstream import eager
 
 ALIGNMENT = 64
 """The alignment in bytes at which TensorFlow's kernels use memory without a copy."""
@@ -25,14 +27,14 @@ def plain_variable(initial_value: Any, *, device: str, name: str) -> Any:
     Returns:
         The variable; it is not trainable.
     """
-    import tensorflow as tf
-
     with tf.init_scope(), tf.variable_creator_scope(lambda next_creator, **kwargs: _create(**kwargs)), tf.device(device):
         return tf.Variable(initial_value, trainable=False, name=name)
 
 
 def _create(**kwargs: Any) -> Any:
-    return importlib.import_module("tensorflow.python.ops.variables").default_variable_creator_v2(None, **kwargs)
+    from tensorflow.python.ops.variables import default_variable_creator_v2
+
+    return default_variable_creator_v2(None, **kwargs)
 
 
 def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -48,8 +50,6 @@ def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     Returns:
         The tensor. Nothing else refers to its memory, and none of its pages was touched yet.
     """
-    import tensorflow as tf
-
     count = int(np.prod(shape, dtype=np.int64))
     raw = np.zeros((count + 1) * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -58,7 +58,7 @@ def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return tf.reshape(tf.experimental.dlpack.from_dlpack(flat.__dlpack__())[:count], shape)
 
 
-def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
+def unmirrored(strategy: tf.distribute.Strategy, initial_value: Callable[[str], Any]) -> Any:
     """Return a context in which a mirrored strategy's variables are made from each device's own initial value.
 
     The strategy itself would broadcast the first host's values over the network, which needs as much memory again (512 MiB of
@@ -71,9 +71,8 @@ def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
     Returns:
         The context manager, to be entered inside the strategy's scope.
     """
-    import tensorflow as tf
+    from tensorflow.python.distribute import distribute_utils as distribute
 
-    distribute = importlib.import_module("tensorflow.python.distribute.distribute_utils")
     devices = strategy.extended.worker_devices
 
     def mirrored(next_creator: Any, **kwargs: Any) -> Any:
@@ -83,20 +82,20 @@ def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
 
     def copies(**kwargs: Any) -> list[Any]:
         name = kwargs.pop("name", None) or "Variable"
-        made: list[Any] = []
+        variables: list[Any] = []
         for i, device in enumerate(devices):
             with tf.device(device):
-                new_name = f"{made[0].name.split(':')[0]}/replica_{i}/" if made else name
-                made.append(_create(**{**kwargs, "name": new_name, "initial_value": functools.partial(initial_value, device)}))
-        return made
+                new_name = f"{variables[0].name.split(':')[0]}/replica_{i}/" if variables else name
+                variables.append(
+                    _create(**{**kwargs, "name": new_name, "initial_value": functools.partial(initial_value, device)})
+                )
+        return variables
 
     return tf.variable_creator_scope(mirrored)
 
 
 def is_in_dataset_function() -> bool:
     """Return whether the function of a `tf.data` transformation is being traced: it runs on the host."""
-    import tensorflow as tf
-
     if tf.executing_eagerly():
         return False
     graph = tf.compat.v1.get_default_graph()
@@ -116,13 +115,14 @@ def is_symbolic() -> bool:
 
 def memory_limits() -> dict[str, int]:
     """Return the bytes that TensorFlow may use of each accelerator of this process, by the short device name (`GPU:0`)."""
-    tfe, session = (importlib.import_module(f"tensorflow.python.{name}") for name in ("pywrap_tfe", "client.pywrap_tf_session"))
-    context = importlib.import_module("tensorflow.python.eager.context").context()
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.client import pywrap_tf_session as session
+
+    context = eager.context()
     context.ensure_initialized()
-    devices = tfe.TFE_ContextListDevices(context._handle)
-    found = range(session.TF_DeviceListCount(devices))
+    devices = pywrap_tfe.TFE_ContextListDevices(context._handle)
     return {
         session.TF_DeviceListName(devices, i).rpartition("/device:")[2]: int(session.TF_DeviceListMemoryBytes(devices, i))
-        for i in found
+        for i in range(session.TF_DeviceListCount(devices))
         if session.TF_DeviceListType(devices, i) != "CPU"
     }

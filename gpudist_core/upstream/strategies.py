@@ -8,6 +8,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from gpudist_core.upstream import eager
+
 # More than the collective groups that one strategy makes; those of a ring of our own come after those of TensorFlow's.
 _KEYS_APART, _OWN_RING = 10_000, 5_000
 _OF_SEVERAL_HOSTS = 1_000_000  # from where on strategies of several hosts count, apart from those of one
@@ -15,12 +19,12 @@ _OF_SEVERAL_HOSTS = 1_000_000  # from where on strategies of several hosts count
 
 def is_initialized() -> bool:
     """Return whether TensorFlow's runtime has started. After that, no server for collectives can be started."""
-    return _context()._context_handle is not None
+    return eager.context()._context_handle is not None
 
 
 def has_collective_server() -> bool:
     """Return whether this process already belongs to a cluster: a second strategy then needs no new server."""
-    return _context()._collective_ops_server_def is not None
+    return eager.context()._collective_ops_server_def is not None
 
 
 def is_in_cluster(spec: Any) -> bool:
@@ -32,7 +36,7 @@ def is_in_cluster(spec: Any) -> bool:
     Returns:
         True if it has the same jobs with the same tasks.
     """
-    return bool(_context()._collective_ops_server_def.cluster == spec.as_cluster_def())
+    return bool(eager.context()._collective_ops_server_def.cluster == spec.as_cluster_def())
 
 
 @contextlib.contextmanager
@@ -57,9 +61,7 @@ def beside_other_strategies() -> Iterator[None]:
     TensorFlow restarts them for each strategy. Then a host that is faster than the leader waits forever in its first
     collective, because the leader forgets its request. And older strategies would continue to use the same keys.
     """
-    import tensorflow as tf
-
-    context = _context()
+    context = eager.context()
 
     def find_devices(server_def: Any) -> None:
         context.ensure_initialized()
@@ -93,19 +95,17 @@ def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list
     Returns:
         The sums, in order.
     """
-    import tensorflow as tf
-
     if tf.executing_eagerly() or not merges(context.strategy):  # collectives sum all in one piece
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
 
-    def batch(strategy: Any, *flat: Any) -> Any:
+    def batch(strategy: tf.distribute.Strategy, *flat: Any) -> Any:
         return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(value, value) for value in flat])
 
     sums = list(context.merge_call(batch, args=values))
     return [_with_gradient(context, *pair) for pair in zip(values, sums, strict=True)] if differentiable else sums
 
 
-def merges(strategy: Any) -> bool:
+def merges(strategy: tf.distribute.Strategy) -> bool:
     """Return whether replicas are summed by a merge call, which works only in the step's own graph."""
     return bool(strategy.extended._use_merge_call())
 
@@ -116,7 +116,6 @@ def _with_gradient(context: Any, value: Any, total: Any) -> Any:
     TensorFlow 2.21 looks for variables behind the result of a custom gradient. A sum of tensors would lead it through the
     graphs of all other replicas, in time that grows with the square of their size. It stops at a tensor without a gradient.
     """
-    import tensorflow as tf
 
     @tf.custom_gradient
     def summed(_: Any) -> Any:
@@ -125,21 +124,13 @@ def _with_gradient(context: Any, value: Any, total: Any) -> Any:
     return total if isinstance(value, tf.IndexedSlices) else summed(value)
 
 
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
 def abort_collectives(text: str) -> None:
     """Abort the collectives of this process from another thread. All later collectives raise the same error.
 
     Args:
         text: The message of the `tf.errors.DeadlineExceededError`.
     """
-    import tensorflow as tf
-
-    _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, text)
+    eager.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, text)
 
 
 def new_collective_keys() -> int:
@@ -150,8 +141,6 @@ def new_collective_keys() -> int:
     Returns:
         The first key for `ring`.
     """
-    import tensorflow as tf
-
     tf.distribute.MirroredStrategy._collective_key_base += _KEYS_APART
     return int(tf.distribute.MirroredStrategy._collective_key_base) + _OWN_RING
 

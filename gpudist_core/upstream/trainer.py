@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 from gpudist_core.upstream import datasets, losses, models, patches, row_losses, run_state
 
@@ -119,8 +122,6 @@ def single_loss(model: Any) -> Any:
     Returns:
         The function; None for several losses, loss weights, or a loss that is not a mean over the examples.
     """
-    import keras
-
     compiled = model._compile_loss
     if compiled is None or compiled._user_loss_weights or isinstance(compiled._user_loss, (dict, list, tuple)):
         return None
@@ -166,7 +167,6 @@ def build_layers(model: Any, batch: Any) -> None:
         model: A Keras model.
         batch: As for `build`; only the inputs are used.
     """
-    import keras
     from keras.src import backend
 
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -196,8 +196,6 @@ def check_targets(model: Any, batch: Any) -> None:
     Raises:
         UsageError: If it has no targets.
     """
-    import keras
-
     own_loss = type(model).compute_loss is not keras.Model.compute_loss
     if model._compile_loss is not None and not own_loss and keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
         raise UsageError(
@@ -216,8 +214,6 @@ def check_losses(model: Any) -> None:
     Raises:
         UsageError: If it has such a loss.
     """
-    import keras
-
     compiled = model._compile_loss
     for loss in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
         row_losses.check(loss)
@@ -225,11 +221,9 @@ def check_losses(model: Any) -> None:
 
 def optimizers_of(model: Any) -> list[Any]:
     """Return the optimizers of a model: the one given to `compile`, and those that it keeps itself, also in lists and dicts."""
-    import keras
-
     waiting: list[Any] = [vars(model)]
     seen: set[int] = set()
-    found: dict[int, Any] = {}
+    optimizers: dict[int, Any] = {}
     while waiting:
         kept = waiting.pop()
         if id(kept) in seen:
@@ -237,10 +231,10 @@ def optimizers_of(model: Any) -> list[Any]:
         seen.add(id(kept))
         for value in list(kept.values() if isinstance(kept, Mapping) else kept):
             if isinstance(value, keras.optimizers.Optimizer):
-                found[id(value)] = value
+                optimizers[id(value)] = value
             elif isinstance(value, (list, tuple, Mapping)):
                 waiting.append(value)
-    return list(found.values())
+    return list(optimizers.values())
 
 
 def metrics_of(model: Any) -> list[Any]:
@@ -298,7 +292,6 @@ def dataset_of(adapter: Any, seed: int | None) -> Any:
     Returns:
         A `tf.data.Dataset`.
     """
-    import tensorflow as tf
     from keras.src.trainers.data_adapters import py_dataset_adapter
 
     if _is_endless(adapter):
@@ -342,5 +335,5 @@ def seed() -> int | None:
 
     # Keras 3.8 remembers no seed of its own: set_random_seed gives it to TensorFlow.
     known = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
-    told: int | None = known()
-    return told
+    last_seed: int | None = known()
+    return last_seed

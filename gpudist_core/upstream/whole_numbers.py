@@ -5,6 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 
 
@@ -15,9 +18,6 @@ def warn_of(name: str, value: Any) -> None:
         name: The name of the log.
         value: The log's value from one replica's step.
     """
-    import keras
-    import tensorflow as tf
-
     share = shares.current()
     if share is None or share.num_replicas == 1 or isinstance(value, (tf.Variable, keras.Variable)):
         return
@@ -36,8 +36,6 @@ def warn_of(name: str, value: Any) -> None:
 
 def is_of_variables(value: Any) -> bool:
     """Return whether a tensor of a graph is computed from variables and constants only."""
-    import tensorflow as tf
-
     if not tf.is_symbolic_tensor(value):
         return False
     waiting, kinds = [value.op], set()
@@ -47,8 +45,8 @@ def is_of_variables(value: Any) -> bool:
         inputs = () if operation.type == "ReadVariableOp" else operation.inputs
         if not inputs:
             kinds.add(operation.type)
-        for one in inputs:
-            if one.op.name not in seen:
-                seen.add(one.op.name)
-                waiting.append(one.op)
+        for tensor in inputs:
+            if tensor.op.name not in seen:
+                seen.add(tensor.op.name)
+                waiting.append(tensor.op)
     return "ReadVariableOp" in kinds and kinds <= {"ReadVariableOp", "Const"}

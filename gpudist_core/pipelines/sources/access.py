@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
@@ -70,8 +71,6 @@ class StreamSource(Protocol):
 
 def spec_of(value: Any) -> Any:
     """Return the `tf.TensorSpec` of an array or a scalar."""
-    import tensorflow as tf
-
     array = np.asarray(value)
     return tf.TensorSpec(array.shape, type_of(array))
 
@@ -88,16 +87,14 @@ def type_of(array: Any) -> Any:
     Raises:
         UsageError: If its elements are neither.
     """
-    import tensorflow as tf
-
     first = array.reshape(-1)[0] if array.dtype.kind == "O" and array.size else ""
     try:
         if isinstance(first, (str, bytes)):
             return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
-        told = type(first).__name__
+        received = type(first).__name__
     except TypeError:  # times, records
-        told = str(array.dtype)
-    raise UsageError("An array must hold numbers or strings", "Convert the objects to arrays of numbers.", first=told)
+        received = str(array.dtype)
+    raise UsageError("An array must hold numbers or strings", "Convert the objects to arrays of numbers.", first=received)
 
 
 def digest(*parts: Any) -> str:
@@ -169,8 +166,8 @@ def all_in_type(values: Any, kind: Any, position: int) -> Any:
     Raises:
         UsageError: If the dtype cannot hold a value.
     """
-    found = in_type(values, kind)
-    if found is None:
+    converted = in_type(values, kind)
+    if converted is None:
         raise UsageError(
             "All examples must fit the dtype of the signature, or of the first example if there is no signature",
             "Pass signature=... with a dtype for all values, or use one type in all examples: 0.0 instead of 0.",
@@ -178,7 +175,7 @@ def all_in_type(values: Any, kind: Any, position: int) -> Any:
             signature="string" if kind is object else _name(np.dtype(kind)),
             found=_name(values.dtype),
         )
-    return found
+    return converted
 
 
 def _name(kind: np.dtype[Any]) -> str:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
@@ -27,8 +28,6 @@ class ArraySource:
     """
 
     def __init__(self, arrays: Any) -> None:
-        import tensorflow as tf
-
         flat = tf.nest.flatten(arrays)
         # np.asanyarray keeps a memory map a memory map; a tensor on the CPU becomes an array over the same memory.
         self._parts = [np.asanyarray(array) for array in flat]
@@ -97,6 +96,4 @@ def _sums(part: Any) -> list[float]:
 
 
 def _row_spec(part: Any) -> Any:
-    import tensorflow as tf
-
     return tf.TensorSpec(part.shape[1:], type_of(part))

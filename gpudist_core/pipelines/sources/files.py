@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers, permutation
@@ -19,33 +20,17 @@ from gpudist_core.pipelines.sources.records import looks_of, paths_of
 _READERS = 8
 
 
-class FileRows:
-    """Provide files that are one example each, with random access. A host reads only the files of its examples.
+class _Files:
+    """Hold files and the function that reads one.
 
     Args:
-        files: The paths, in the order of the examples.
-        read: A function from a path to the example: a structure of arrays or scalars with the same shapes for every file.
+        files: The paths.
+        read: A function from a path to what is in the file.
     """
 
     def __init__(self, files: Any, read: Callable[[str], Any]) -> None:
         self._files = paths_of(files)
         self._read = read
-        self.num_rows = len(self._files)
-
-    @cached_property
-    def spec(self) -> Any:
-        """Return the structure of one example, taken from the first file."""
-        import tensorflow as tf
-
-        return tf.nest.map_structure(spec_of, self._read(self._files[0]))
-
-    def take(self, rows: Integers) -> Rows:
-        import tensorflow as tf
-
-        # Files are waited for, not computed: several at once, whatever the number of cores.
-        with ThreadPoolExecutor(min(_READERS, max(1, len(rows)))) as pool:
-            found = list(pool.map(lambda row: tf.nest.flatten(self._read(self._files[row])), rows.tolist()))
-        return stacked(found, tf.nest.flatten(self.spec))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -58,7 +43,32 @@ class FileRows:
         return looks_of(self._files)
 
 
-class FileStream:
+class FileRows(_Files):
+    """Provide files that are one example each, with random access. A host reads only the files of its examples.
+
+    Args:
+        files: The paths, in the order of the examples.
+        read: A function from a path to the example: a structure of arrays or scalars with the same shapes for every file.
+    """
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of examples."""
+        return len(self._files)
+
+    @cached_property
+    def spec(self) -> Any:
+        """Return the structure of one example, taken from the first file."""
+        return tf.nest.map_structure(spec_of, self._read(self._files[0]))
+
+    def take(self, rows: Integers) -> Rows:
+        # Files are waited for, not computed: several at once, whatever the number of cores.
+        with ThreadPoolExecutor(min(_READERS, max(1, len(rows)))) as pool:
+            rows_of_files = list(pool.map(lambda row: tf.nest.flatten(self._read(self._files[row])), rows.tolist()))
+        return stacked(rows_of_files, tf.nest.flatten(self.spec))
+
+
+class FileStream(_Files):
     """Provide files with many examples each. Every host reads all of them, one after the other.
 
     Args:
@@ -68,14 +78,9 @@ class FileStream:
 
     num_rows: int | None = None
 
-    def __init__(self, files: Any, read: Callable[[str], Any]) -> None:
-        self._files = paths_of(files)
-        self._read = read
-
     @cached_property
     def spec(self) -> Any:
         """Return the structure of one example, taken from the first file."""
-        import tensorflow as tf
 
         def row(value: Any) -> Any:
             whole = spec_of(value)
@@ -97,8 +102,6 @@ class FileStream:
         return FileStream(self._files, cache(self._read))
 
     def _rows(self, path: str) -> Rows:
-        import tensorflow as tf
-
         parts = [np.asarray(part) for part in tf.nest.flatten(self._read(path))]
         specs = tf.nest.flatten(self.spec)
         shapes: Sequence[Any] = [part.shape for part in parts]
@@ -118,13 +121,3 @@ class FileStream:
                 first_file=[tuple(spec.shape) for spec in specs],
             )
         return [all_in_type(part, numpy_type(spec), place) for place, (part, spec) in enumerate(zip(parts, specs, strict=True))]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of these examples."""
-        return digest([os.path.basename(path) for path in self._files])
-
-    @cached_property
-    def looks(self) -> str:
-        """Return the text that hosts compare before they start."""
-        return looks_of(self._files)

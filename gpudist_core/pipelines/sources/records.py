@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
@@ -33,8 +34,6 @@ class RecordSource:
     """
 
     def __init__(self, files: Sequence[str]) -> None:
-        import tensorflow as tf
-
         self.spec = tf.TensorSpec((), tf.string)
         self._files = paths_of(files)
         if folders := [path for path in self._files if tf.io.gfile.isdir(path)]:
@@ -88,8 +87,10 @@ class RecordSource:
         for number, offset, length in zip(self._file_of_row[places].tolist(), offsets, lengths, strict=True):
             with _opened(self._files[number]) as (read, _):
                 content.append(bytes(sorted(read(offset + _HEADER, min(length, _LOOKED_AT)))))
-        found = digest(self._lengths.tobytes(), *content)
-        return f"{self.num_rows} records of {len(self._files)} files from {os.path.basename(self._files[0])!r} on: {found[:8]}"
+        checksum = digest(self._lengths.tobytes(), *content)
+        return (
+            f"{self.num_rows} records of {len(self._files)} files from {os.path.basename(self._files[0])!r} on: {checksum[:8]}"
+        )
 
 
 def looks_of(paths: Sequence[str]) -> str:
@@ -101,8 +102,6 @@ def looks_of(paths: Sequence[str]) -> str:
     Returns:
         The number of files, the first name and a checksum. Start and end of a file are not used: they may contain its date.
     """
-    import tensorflow as tf
-
     content = []
     for path in (paths[place] for place in evenly(len(paths))):
         if not tf.io.gfile.isdir(path):  # a row may be a folder
@@ -124,8 +123,6 @@ def paths_of(files: Any) -> list[str]:
     Raises:
         UsageError: If there is no path, or a file does not exist.
     """
-    import tensorflow as tf
-
     paths = [os.fspath(path) for path in ([files] if isinstance(files, (str, os.PathLike)) else files)]
     if not paths:
         raise UsageError(
@@ -146,8 +143,6 @@ def paths_of(files: Any) -> list[str]:
 def _opened(path: str) -> Iterator[tuple[Read, int]]:
     """Open a file: yield a function that reads (offset, size), and the size of the file."""
     if "://" in path:
-        import tensorflow as tf
-
         with tf.io.gfile.GFile(path, "rb") as remote:
 
             def read(offset: int, size: int) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
@@ -16,7 +18,32 @@ from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
 _OF_SEVERAL_SHAPES = ("Cannot batch tensors with different shapes", "source and dst shapes are")
 
 
-class GeneratorStream:
+class _Stream(ABC):
+    """Provide examples that are read one after the other."""
+
+    spec: Any
+    num_rows: int | None
+
+    @abstractmethod
+    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+        """Yield the examples in pieces of a size, each with the numbers of its examples first."""
+
+    def keeping(self) -> KeptStream:
+        """Return the same examples, kept in memory after the first read."""
+        return KeptStream(self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return a fingerprint of these examples."""
+        return digest(repr(self.spec), self.num_rows)
+
+    @property
+    def looks(self) -> str:
+        """Return the text that hosts compare before they start. They compare the examples batch by batch later."""
+        return f"{self.num_rows} examples of {self.spec}"
+
+
+class GeneratorStream(_Stream):
     """Provide the examples that a generator yields, the same at each call.
 
     Args:
@@ -34,8 +61,6 @@ class GeneratorStream:
     @cached_property
     def spec(self) -> Any:
         """Return the structure of one example."""
-        import tensorflow as tf
-
         if self._signature is not None:
             return self._signature
         rows = self._anew()
@@ -47,8 +72,6 @@ class GeneratorStream:
         return tf.nest.map_structure(spec_of, first)
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
-        import tensorflow as tf
-
         specs = tf.nest.flatten(self.spec)
         rows, count = self._anew(), 0
         try:
@@ -62,25 +85,19 @@ class GeneratorStream:
 
     def _anew(self) -> Iterator[Any]:
         """Return a new iterable of all examples. Refuse the same iterator a second time: examples would be missing."""
-        made = self._make()
-        rows = iter(made)
-        if rows is made and made is self._latest:
+        elements = self._make()
+        rows = iter(elements)
+        if rows is elements and elements is self._latest:
             raise UsageError(
                 "make must return a new iterable at each call",
                 "Create the iterator inside the function: lambda: zip(x, y).",
                 make=self._make,
-                returned=f"the same {type(made).__name__} again",
+                returned=f"the same {type(elements).__name__} again",
             )
         self._latest = rows
         return rows
 
-    def keeping(self) -> KeptStream:
-        """Return the same examples, kept in memory after the first read."""
-        return KeptStream(self)
-
     def _flat(self, row: Any, specs: list[Any]) -> list[Any]:
-        import tensorflow as tf
-
         flat = tf.nest.flatten(row)
         if len(flat) != len(specs):
             raise UsageError(
@@ -88,21 +105,9 @@ class GeneratorStream:
             )
         return [_kept(value) for value in flat]
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of these examples."""
-        return digest(repr(self.spec), self.num_rows)
-
-    @property
-    def looks(self) -> str:
-        """Return the text that hosts compare before they start. They compare the examples batch by batch later."""
-        return f"{self.num_rows} examples of {self.spec}"
-
 
 def _kept(value: Any) -> Any:
     """Return a value that does not change later: a generator may yield the same array each time, with other numbers in it."""
-    import tensorflow as tf
-
     return value if isinstance(value, (tf.Tensor, np.generic, str, bytes, bool, int, float)) else np.array(value)
 
 
@@ -113,7 +118,7 @@ class KeptStream:
         stream: The examples, always in the same order.
     """
 
-    def __init__(self, stream: GeneratorStream | DatasetStream) -> None:
+    def __init__(self, stream: _Stream) -> None:
         self._stream = stream
         self._chunks: list[Rows] | None = None
         self.num_rows = stream.num_rows
@@ -149,7 +154,7 @@ class KeptStream:
         self._chunks = chunks
 
 
-class DatasetStream:
+class DatasetStream(_Stream):
     """Provide the examples of a `tf.data.Dataset`.
 
     Args:
@@ -162,8 +167,6 @@ class DatasetStream:
     """
 
     def __init__(self, dataset: Any, batched: bool) -> None:
-        import tensorflow as tf
-
         from gpudist_core.upstream.datasets import shuffles_that_vary
 
         if not isinstance(dataset, tf.data.Dataset):
@@ -195,8 +198,6 @@ class DatasetStream:
         self.spec = tf.nest.map_structure(lambda spec: _row_of(spec) if batched else spec, dataset.element_spec)
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
-        import tensorflow as tf
-
         rows = self._dataset.rebatch(size) if self._batched else self._dataset.batch(size)
         # Each chunk may be asked for by another thread, and a device scope belongs to one.
         count = 0
@@ -219,30 +220,12 @@ class DatasetStream:
             yield [np.arange(count, count + len(parts[0])), *parts]
             count += len(parts[0])
 
-    def keeping(self) -> KeptStream:
-        """Return the same examples, kept in memory after the first read."""
-        return KeptStream(self)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of these examples."""
-        return digest(repr(self.spec), self.num_rows)
-
-    @property
-    def looks(self) -> str:
-        """Return the text that hosts compare before they start. They compare the examples batch by batch later."""
-        return f"{self.num_rows} examples of {self.spec}"
-
 
 def _row_of(spec: Any) -> Any:
-    import tensorflow as tf
-
     return tf.TensorSpec(spec.shape[1:], spec.dtype)
 
 
 def _check_specs(spec: Any) -> None:
-    import tensorflow as tf
-
     if not all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
         raise UsageError(
             "The components of an example must be dense tensors", "Make them dense in the dataset.", element_spec=spec
@@ -250,8 +233,6 @@ def _check_specs(spec: Any) -> None:
 
 
 def _check_batched(spec: Any) -> None:
-    import tensorflow as tf
-
     if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
         raise UsageError(
             "An element of a batched dataset must have its examples along the first axes",

@@ -166,19 +166,19 @@ def _unlike() -> dict[str, Callable[[], Any]]:
 def compares_nothing() -> list[Any]:
     """A generator and a stream where nobody may tell anybody anything."""
     import gpudist_core as gd
-    from gpudist_core.pipelines import alike, plan
+    from gpudist_core.pipelines import cross_host_check, plan
 
     def refuse(*args: Any) -> None:
         raise AssertionError(args)
 
     where, model = means()
-    kept = plan.digest_of, alike._Hosts.check
-    plan.digest_of, alike._Hosts.check = refuse, refuse  # type: ignore[assignment]
+    kept = plan.digest_of, cross_host_check._Hosts.check
+    plan.digest_of, cross_host_check._Hosts.check = refuse, refuse  # type: ignore[assignment]
     try:
         stream = gd.Pipeline.from_generator(lambda: zip(np.zeros((10, 1), "float32"), strict=True), global_batch_size=5)
         return [_losses(model, iter(Numbers()), steps_per_epoch=2), sum(1 for _ in stream.distribute(where))]
     finally:
-        plan.digest_of, alike._Hosts.check = kept
+        plan.digest_of, cross_host_check._Hosts.check = kept
 
 
 def goes_on_after_an_error() -> list[Any]:

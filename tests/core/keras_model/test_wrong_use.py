@@ -29,6 +29,11 @@ IN_A_BRANCH = (
     "gradient_accumulation_steps of the optimizer, which gd.distributed supports, and apply each batch's gradients. Or use "
     "gd.TrainStep(accumulate=...)."
 )
+SUMMED_TWICE = (
+    "UsageError: The gradients in a custom step are those of all replicas, and must not be summed again. Received: "
+    "reduce_op='SUM', replicas=2. Leave the all_reduce out, and a division of its result by the number of replicas. Use an "
+    "optimizer of Keras 3: one of tf_keras sums by itself."
+)
 EXPECTED = {
     "no model": "UsageError: model must be a Keras model. Received: model='Dense'. Use gd.TrainStep for other callables.",
     "unknown draws": "UsageError: draws must be 'replica' or 'row'. Received: draws='column'.",
@@ -68,9 +73,8 @@ EXPECTED = {
     "two updates with a loss scale that may be added up": "UsageError: An optimizer with a loss scale and "
     "gradient_accumulation_steps must be applied once in a step: the first may be skipped. Received: applied=2, "
     "gradient_accumulation_steps=3. Apply it once, leave gradient_accumulation_steps out, or compile with run_eagerly=True.",
-    "gradients that are summed again": "UsageError: The gradients in a custom step are those of all replicas, and must not "
-    "be summed again. Received: reduce_op='SUM', replicas=2. Leave the all_reduce out, and a division of its "
-    "result by the number of replicas.",
+    "gradients that are summed again": SUMMED_TWICE,
+    "an optimizer of tf_keras": SUMMED_TWICE,
     "a loss that is one number, with weights": "UsageError: A loss must return one value for each example if examples have "
     "weights or a mask. Received: shape=(), sample_weight_shape=(6,). Remove the mean from the loss.",
     "fewer rows than replicas": "UsageError: A global batch must have at least one example for each replica (the last batch "

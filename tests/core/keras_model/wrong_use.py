@@ -60,6 +60,13 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
             gradients = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
             self.optimizer.apply(gradients, self.trainable_variables)
 
+    class OfAnotherKeras(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            import tf_keras
+
+            variables = [variable.value for variable in self.trainable_variables]
+            tf_keras.optimizers.legacy.SGD(0.1).apply_gradients(zip(_gradients(self, data), variables, strict=True))
+
     def made(**compiled: Any) -> Any:
         return run.sequential(**compiled)
 
@@ -101,6 +108,7 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
             x, y, verbose=0
         ),
         "gradients that are summed again": lambda: run.sequential(kind=Summing).fit(x, y, verbose=0),
+        "an optimizer of tf_keras": lambda: run.sequential(kind=OfAnotherKeras).fit(x, y, verbose=0),
         "a loss that is one number, with weights": lambda: made(loss=lambda y, p: tf.reduce_mean(p)).fit(
             x, y, sample_weight=np.ones(12), verbose=0
         ),

@@ -180,9 +180,10 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["accumulate twice"].startswith(
         "An optimizer for a TrainStep must not have gradient_accumulation_steps. Received: gradient_accumulation_steps=2. Leave"
     )
-    assert wrong["state"].startswith("The state must come from a training with the same accumulate. Received: pending=3,")
+    assert wrong["state"].startswith("The state must come from a CoordinatedTraining with the same accumulate. ")
     assert wrong["state of a step"] == (
-        "Pending batches must be restored by what accumulated them: a CoordinatedTraining by another. Received: pending=1, "
+        "Pending batches must be restored by what accumulated them: a CoordinatedTraining by a "
+        "CoordinatedTraining. Received: pending=1, "
         "state=['accumulate', 'accumulators', 'pending']. Save after flush(), or restore it there."
     )
     assert "pending=1, accumulate=2, accumulated_by=3" in wrong["state of another"]

@@ -261,7 +261,7 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "counted once": "A step that accumulates must not be called in a tf.function, which would count the calls once, at "
         "tracing. Received: accumulate=2. Leave the tf.function out. step.several(batches) trains several batches in one "
         "compiled call.",
-        "another accumulation": "The state must come from a step with the same accumulate. Received: pending=3, "
+        "another accumulation": "The state must come from a TrainStep with the same accumulate. Received: pending=3, "
         "accumulate=1, accumulated_by=1. Restore it there.",
     }
     assert {name: text.removeprefix("UsageError: ") for name, text in said.items()} == expected

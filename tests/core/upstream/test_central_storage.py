@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ def _means() -> dict[str, float]:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.upstream import central_storage
+    from gpudist_core import share as shares
 
     where = tf.distribute.experimental.CentralStorageStrategy()
     found: dict[str, float] = {}
@@ -21,13 +22,13 @@ def _means() -> dict[str, float]:
         with where.scope():
             mean = keras.metrics.Mean()
             area = keras.metrics.AUC(num_thresholds=3)
-        if name == "adding":
-            central_storage.add_up([*mean.variables, *area.variables])
 
-        def count(step: Any, mean: Any = mean, area: Any = area) -> None:
+        def count(step: Any, mean: Any = mean, area: Any = area, name: str = name) -> None:
+            in_step = shares.sharing(shares.Share(tf.constant(1))) if name == "adding" else contextlib.nullcontext()
             replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
-            mean.update_state(step * (1.0 + replica))
-            area.update_state([1.0, 0.0], [0.9, 0.6])
+            with in_step:
+                mean.update_state(step * (1.0 + replica))
+                area.update_state([1.0, 0.0], [0.9, 0.6])
 
         train = tf.function(lambda step, count=count: where.run(count, args=(step,)), autograph=False)
         for step in (1.0, 2.0, 6.0):

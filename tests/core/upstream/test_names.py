@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpudist_core import upstream
 from tests.core.conftest import OnHosts
 from tests.versions import since
+
+PACKAGES = ("tensorflow.", "keras.")
 
 
 def trainer() -> dict[str, bool]:
@@ -80,14 +86,12 @@ def trainer() -> dict[str, bool]:
         "Trainer._symbolic_build": "data_batch" in inspect.signature(model._symbolic_build).parameters,
         "Trainer._loss_tracker": isinstance(model._loss_tracker, keras.metrics.Mean),
         "Trainer._compile_metrics, _compile_loss": before and not ours.needs_build(model),
-        "Model._call_has_training_arg": model._call_has_training_arg in {True, False},
         "Layer._flatten_layers": model.layers[0] in model._flatten_layers(),
         "CompileMetrics.metrics": [metric.name for metric in ours.metrics_of(model)] == ["loss", "mae"],
         "loss.reduce_weighted_values": "reduce_weighted_values(" in inspect.getsource(loss.Loss.__call__),
         "loss.unscale_loss_for_distribution": all("loss_module.unscale_loss_for_distribution(" in text for text in sources),
         "loss.scale_loss_for_distribution": "scale_loss_for_distribution(" in inspect.getsource(loss.reduce_values)
         or "loss_module.scale_loss_for_distribution(" in sources[0],
-        "loss.squeeze_or_expand_to_same_rank": callable(loss.squeeze_or_expand_to_same_rank),
         "loss.standardize_reduction": loss.standardize_reduction("sum") == "sum",
         "Mean.update_state": list(inspect.signature(Mean.update_state).parameters) == ["self", "values", "sample_weight"],
         "ArrayDataAdapter._inputs, _batch_size": ours.arrays_of(adapter) is not None and ours.arrays_of(adapter)[1] == 2,
@@ -180,7 +184,6 @@ def layers() -> dict[str, bool]:
     inner.build((None, 2))
     return {
         "Layer._losses, _get_own_losses, _clear_losses": [len(one) for one in lists] == [1, 1] and not layer._losses,
-        "Layer._layers": isinstance(layer._layers, list),
         "backend.in_stateless_scope": backend.in_stateless_scope() is False,
         "keras.src.backend.tensorflow.random": {*randomness.SHAPED, "dropout", "_cast_seed"} <= set(drawn),
         "random.dropout": list(inspect.signature(inspect.unwrap(keras.random.dropout)).parameters)[:4]
@@ -254,15 +257,11 @@ def optimizers() -> dict[str, bool]:
     adam = keras.optimizers.Adam(use_ema=True, clipnorm=1.0)
     adam.build([variable])
     apply = inspect.getsource(keras.optimizers.Adam._backend_apply_gradients)
-    names = ("_apply_weight_decay", "_backend_update_step", "_update_model_variables_moving_average", "_clip_gradients")
     return {
-        **{f"Optimizer.{name}": hasattr(adam, name) for name in names},
         "Optimizer._backend_apply_gradients": "_backend_update_step" in apply,
         "Optimizer._trainable_variables": adam._trainable_variables == [variable],
         "Optimizer._get_variable_index": adam._get_variable_index(variable) == 0,
         "Optimizer._model_variables_moving_average": len(adam._model_variables_moving_average) == 1,
-        "Optimizer._iterations": adam._iterations is not None,
-        "Optimizer._distribution_strategy": hasattr(adam, "_distribution_strategy"),
         "TFOptimizer._all_reduce_sum_gradients": "_all_reduce_sum_gradients(grads_and_vars)"
         in inspect.getsource(TFOptimizer._backend_update_step),
         "LossScaleOptimizer._tf_apply": list(inspect.signature(keras.optimizers.LossScaleOptimizer._tf_apply).parameters)
@@ -327,6 +326,52 @@ def mirrored() -> dict[str, bool]:
 NAMES: dict[str, Callable[[], dict[str, bool]]] = {
     one.__name__: one for one in (trainer, models, layers, optimizers, tensorflow, mirrored)
 }
+
+
+LISTED = re.findall(r"^    ([\w.]+)(?: since Keras ([\d.]+))?: ", str(upstream.__doc__), re.MULTILINE)
+
+
+def _missing() -> list[str]:
+    """The listed names that the installed versions lack, and those that are there although the list says since when."""
+    return [name for name, version in LISTED if _is_there(name) is not (not version or since("keras", version))]
+
+
+def _is_there(name: str) -> bool:
+    import importlib
+    import inspect
+
+    *path, last = name.replace("tf.", "tensorflow.", 1).split(".") if name.startswith("tf.") else name.split(".")
+    owner: Any = importlib.import_module(path[0])
+    for place, part in enumerate(path[1:], 2):
+        try:
+            owner = getattr(owner, part, None) or importlib.import_module(".".join(path[:place]))
+        except ModuleNotFoundError:
+            return False
+    if hasattr(owner, last):
+        return True
+    if not isinstance(owner, type):
+        return importlib.util.find_spec(name) is not None
+    sources = [inspect.getsource(kind) for kind in owner.__mro__ if kind.__module__.startswith(PACKAGES)]
+    return any(re.search(rf"self\.{last}\b", source) for source in sources)
+
+
+def test_each_listed_name_is_there(on_hosts: OnHosts) -> None:
+    assert len(LISTED) > 90
+    assert on_hosts("1x1", _missing) == [[]]
+
+
+def test_each_private_name_is_listed() -> None:
+    names, paths = {name.rpartition(".")[2] for name, _ in LISTED}, [f"{name}." for name, _ in LISTED]
+    unlisted = []
+    for file in Path(str(upstream.__file__)).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("keras.src", "tensorflow.python")):
+                imported = [f"{node.module}.{alias.name}." for alias in node.names]
+                unlisted += [name for name in imported if not any(path.startswith(name) for path in paths)]
+            elif isinstance(node, ast.Attribute) and re.match("_(?!_|gpudist_|getframe)", node.attr):
+                is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                unlisted += [f"{file.stem}: {ast.unparse(node)}"] if not is_own and node.attr not in names else []
+    assert unlisted == []
 
 
 @pytest.mark.parametrize("group", NAMES)

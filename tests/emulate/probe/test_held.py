@@ -15,7 +15,7 @@ def _with_numbers_of_its_own() -> None:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.pipelines.alike import of_first_host
+    from gpudist_core.pipelines.cross_host_check import of_first_host
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if "TF_CONFIG" in os.environ else tf.distribute.MirroredStrategy()
     index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]

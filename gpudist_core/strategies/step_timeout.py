@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+
+import tensorflow as tf
 
 from gpudist_core import state
 from gpudist_core.replicas import replicas_of
@@ -21,7 +22,7 @@ _ASKED_SECONDS = 5.0
 _KEY = "gpudist_core/waits/"
 
 
-def set_limit(strategy: Any, seconds: float | None) -> None:
+def set_limit(strategy: tf.distribute.Strategy, seconds: float | None) -> None:
     """Limit the duration of the steps that gpudist_core makes with a strategy of several hosts.
 
     Args:
@@ -32,7 +33,7 @@ def set_limit(strategy: Any, seconds: float | None) -> None:
 
 
 @contextlib.contextmanager
-def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
+def limited(strategy: tf.distribute.Strategy, steps: int = 1) -> Iterator[None]:
     """Stop a call that takes longer than its limit: it raises `tf.errors.DeadlineExceededError` and names the missing hosts.
 
     After that, collectives no longer work in this process.
@@ -41,8 +42,6 @@ def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
         strategy: The strategy in which the call runs.
         steps: The number of steps of the call.
     """
-    import tensorflow as tf
-
     seconds = state.limit_of.get(strategy)
     if seconds is None or not tf.executing_eagerly():
         yield
@@ -56,7 +55,7 @@ def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
         timer.cancel()
 
 
-def _give_up(strategy: Any, seconds: float) -> None:
+def _give_up(strategy: tf.distribute.Strategy, seconds: float) -> None:
     """Tell the other hosts that this host waits, ask which others wait, and stop the step."""
     replicas = replicas_of(strategy)
     away: list[int] = []

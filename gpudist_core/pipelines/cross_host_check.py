@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.replicas import replicas_of
-from gpudist_core.strategies.waiting import limited
+from gpudist_core.strategies.step_timeout import limited
 from gpudist_core.upstream import key_value
 
 _ALL, _END, _FAILED = "all", "no more rows", "failed: "
@@ -77,7 +78,7 @@ class Alike:
         name: The name of the data, equal on all hosts. Iterations with the same name are numbered in their order.
     """
 
-    def __init__(self, batches: Iterator[tuple[str, Any]], strategy: Any, name: str) -> None:
+    def __init__(self, batches: Iterator[tuple[str, Any]], strategy: tf.distribute.Strategy, name: str) -> None:
         self._batches = batches
         self._hosts = _Hosts(strategy, name)
 
@@ -116,7 +117,9 @@ class _Hosts:
         to: What a missing host must do, with a placeholder for the number of the batch.
     """
 
-    def __init__(self, strategy: Any, name: str, to: str = "ask for global batch {}, which all hosts take together") -> None:
+    def __init__(
+        self, strategy: tf.distribute.Strategy, name: str, to: str = "ask for global batch {}, which all hosts take together"
+    ) -> None:
         run = _run_of(strategy)
         replicas = replicas_of(strategy)
         self._host, self._num_hosts = replicas.host, replicas.num_hosts
@@ -135,10 +138,10 @@ class _Hosts:
             HostFailed: If a host could not make the batch.
             UsageError: If the hosts have different examples.
         """
-        told = self.told(mine, lambda told: len(set(told)) == 1)
-        if told is None:
+        texts = self.told(mine, lambda texts: len(set(texts)) == 1)
+        if texts is None:
             return
-        failed = {host: text.removeprefix(_FAILED) for host, text in enumerate(told) if text.startswith(_FAILED)}
+        failed = {host: text.removeprefix(_FAILED) for host, text in enumerate(texts) if text.startswith(_FAILED)}
         if failed:
             raise HostFailed(
                 f"Every host must make each global batch. Received: batch={self._batch}, failed hosts={failed}. "
@@ -148,7 +151,7 @@ class _Hosts:
             "All hosts must read the same examples in the same order",
             "Give shuffles and random draws a seed that is the same on all hosts: np.random.default_rng(SEED).",
             batch=self._batch,
-            hosts=told,
+            hosts=texts,
         )
 
     def told(self, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
@@ -162,11 +165,11 @@ class _Hosts:
             The answers by host, or None.
         """
         self._batch += 1
-        told = self._gathered(mine)
-        if are_alike(told):
+        texts = self._gathered(mine)
+        if are_alike(texts):
             return None
         self._part()
-        return told
+        return texts
 
     def fail(self, error: BaseException) -> None:
         """Tell the other hosts that this host cannot make the batch."""
@@ -184,11 +187,11 @@ class _Hosts:
         if self._host:
             self._tell(self._host, mine)
             return list(json.loads(self._waited_for(_ALL, 0)))
-        told = [mine, *(self._waited_for(host, host) for host in range(1, self._num_hosts))]
+        texts = [mine, *(self._waited_for(host, host) for host in range(1, self._num_hosts))]
         if self._batch and self._batch % _KEPT_BATCHES == 0:  # whoever has told this batch's has heard of those before
             key_value.delete(self._key(self._batch - 1).rpartition("/")[0])
-        self._tell(_ALL, json.dumps(told))
-        return told
+        self._tell(_ALL, json.dumps(texts))
+        return texts
 
     def _part(self) -> None:
         """End the exchange. The first host, which runs the store, waits until the others have got the reason."""
@@ -249,7 +252,9 @@ class _Run:
         self.meetings: dict[str, _Hosts] = {}
 
 
-def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
+def told_by_all(
+    strategy: tf.distribute.Strategy, what: str, mine: str, are_alike: Callable[[list[str]], bool]
+) -> list[str] | None:
     """Return what each host says about something that must be equal on all hosts. All must ask together, in one order.
 
     Args:
@@ -269,7 +274,7 @@ def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[s
     return meetings[what].told(mine, are_alike)
 
 
-def _run_of(strategy: Any) -> _Run:
+def _run_of(strategy: tf.distribute.Strategy) -> _Run:
     """Return the state of a strategy's hosts. On the first call, all hosts must ask together."""
     if strategy not in _runs:
         if not key_value.is_available():
@@ -281,7 +286,7 @@ def _run_of(strategy: Any) -> _Run:
     return _runs[strategy]
 
 
-def of_first_host(strategy: Any, value: int) -> int:
+def of_first_host(strategy: tf.distribute.Strategy, value: int) -> int:
     """Return the number that the first host passes, by a collective.
 
     Args:
@@ -291,8 +296,6 @@ def of_first_host(strategy: Any, value: int) -> int:
     Returns:
         The number of the first host.
     """
-    import tensorflow as tf
-
     from gpudist_core.gradients.reduction import all_reduce
     from gpudist_core.upstream import randomness
 

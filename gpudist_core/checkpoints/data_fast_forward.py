@@ -9,6 +9,8 @@ import itertools
 import warnings
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 
 class RestoredEpochs(Protocol):
     """Describe the epochs that the `fit` of a distributed model iterates: `keras_model.epochs.Epochs`."""
@@ -68,8 +70,6 @@ def _warns_of_chance(epochs: RestoredEpochs, name: str) -> bool:
 
 
 def _is_dataset(value: Any) -> bool:
-    import tensorflow as tf
-
     return isinstance(value, tf.data.Dataset)
 
 
