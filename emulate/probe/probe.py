@@ -18,6 +18,7 @@ from emulate.probe import (
     epochs,
     graphs,
     held,
+    input_rate,
     lines,
     optimizers,
     rates,
@@ -109,6 +110,8 @@ class Probe:
         self.initial = InitialWeights(self)
         self.recording.at_end.append(self.initial.note_unseen)
         self.recording.at_end.append(self._note_changes)
+        if plan.times_input:
+            self.recording.at_end.append(lambda: input_rate.measure(self.epochs.dataset, self.recording.write))
         self.streams = Streams(self.recording) if several_hosts else None
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None

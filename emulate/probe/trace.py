@@ -35,6 +35,8 @@ Events (every one has `event`):
     set          variable, value: what the program made between two steps of a variable that their functions read
     result       values: the numbers that a step returns; null where one is not finite
     changed-in-a-graph   variable: the same, by a function of which nobody knows when it runs
+    input        elements and examples that the dataset gave in how many seconds after the first element (of `first` examples),
+                 cores: of the machine's CPU; or failure: why that was not measured
     note         code, text
     end          reason: steps (enough were seen), returned, raised
 """

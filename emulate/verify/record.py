@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def record(
     program: Program, folder: Path, operations: Path, *, steps: int, timeout: float, progress: Progress
 ) -> tuple[RunResult, tuple[str, ...]]:
-    """Record a program on one device of the CPU, and count the floating-point operations of its step.
+    """Record a program on one device of the CPU, and count the operations and the live bytes of its step.
 
     Args:
         program: What to run.
@@ -35,7 +35,7 @@ def record(
     settings = Settings(program=program, steps=steps, timeout=timeout)
     with Runner(settings, folder, progress) as runner:
         runner.expect(1)
-        plan = ProbePlan(folder, keeps_functions=True)
+        plan = ProbePlan(folder, keeps_functions=True, times_input=True)
         result = runner.start("one device", REFERENCE, plan, reference=True).result()
         if result.status == "ok":
             runner.count_operations(result, operations)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from emulate.probe.functions.memory import step_memory
 from emulate.probe.functions.step_function import State, StepFunction
 from emulate.probe.trace import Trace
 
@@ -22,22 +23,25 @@ def count_operations(source: Path) -> dict[str, Any]:
         source: The folder of a run on one device that kept its functions.
 
     Returns:
-        `flops`, a multiplication and an addition as two; `kernels`, the number of operations with an input; and under
-        `uncounted` the types of operations that call functions or whose shapes are not known.
+        `flops`, a multiplication and an addition as two; `kernels`, the number of operations with an input; under `uncounted`
+        the types of operations that call functions or whose shapes are not known; and `memory` (`step_memory`).
     """
     trace, state = Trace(source), State(source)
     flops, kernels, uncounted = 0.0, 0, set()
     numbers = {event["optimizer"]: event["function"] for _, event in reversed(trace.of("step"))}
     steps = {numbers[name]: next(iter(trace.steps(name)[0].values())) for name in trace.optimizers}
-    for number, step in steps.items():
-        graph = StepFunction(source, number, state).forward_and_backward(
-            [array.shape for array in step.inputs if array is not None]
-        )
+    functions = {
+        StepFunction(source, number, state): [array.shape for array in step.inputs if array is not None]
+        for number, step in steps.items()
+    }
+    for function, shapes in functions.items():
+        graph = function.forward_and_backward(shapes)
         found, missing = _of_graph(graph)
         flops += found
         uncounted |= missing
         kernels += sum(len(operation.inputs) > 0 for operation in graph.get_operations())
-    return {"flops": flops, "kernels": kernels, "uncounted": sorted(uncounted)}
+    memory = step_memory(functions, state)
+    return {"flops": flops, "kernels": kernels, "uncounted": sorted(uncounted), "memory": memory}
 
 
 def _of_graph(graph: Any) -> tuple[float, set[str]]:

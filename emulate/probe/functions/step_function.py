@@ -134,11 +134,12 @@ class StepFunction:
         shapes = {name: np.shape(rows[key]) for key, name in self._rows.items()}
         return all(tf.TensorShape(self._specs[name][1]).is_compatible_with(shape) for name, shape in shapes.items())
 
-    def forward_and_backward(self, shapes: Sequence[Sequence[int]]) -> Any:
+    def forward_and_backward(self, shapes: Sequence[Sequence[int]], *, and_update: bool = False) -> Any:
         """Return the graph of all that is made before the optimizers' updates.
 
         Args:
             shapes: Those of the examples, in the order of the step's arguments.
+            and_update: Add the updates.
 
         Returns:
             A graph in which TensorFlow knows the shapes, as far as it can.
@@ -146,7 +147,8 @@ class StepFunction:
         keys = next(one.inputs for one in self.records if one.inputs)
         fixed = {self._rows[key]: shape for key, shape in zip(keys, shapes, strict=True)}
         self._specs |= {name: (self._specs[name][0], list(shape)) for name, shape in fixed.items()}
-        return self._part(OF_THE_FORWARD_PASS, ()).function.get_concrete_function().graph
+        updates = self._updates if and_update else ()
+        return self._part(OF_THE_FORWARD_PASS, (), updates=updates).function.get_concrete_function().graph
 
     def gradients(self, number: int, rows: Mapping[Key, Any], given: Sequence[Values] = ()) -> Values:
         """Return what a record holds before its optimizer's update, and leave the state as it is.
