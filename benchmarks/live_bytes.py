@@ -1,13 +1,12 @@
 """Print the peak of live bytes of a program's step, as RunMetadata shows it on the CPU with one inter-op thread.
 
-Arguments: the program (a file or a module) with its own arguments. It leaves its compiled step as `train` and a batch as `batch`.
+Arguments: the program (a file or a module) and its own arguments. Its compiled step is named `train`, a batch `batch`.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def metadata_of(step: Any, batch: Any) -> Any:
         session.run(v1.global_variables_initializer())
         session.run(fetched, feeds)
         metadata = v1.RunMetadata()
-        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True)
         session.run(fetched, feeds, options=options, run_metadata=metadata)
         return metadata
 
@@ -69,28 +68,31 @@ def _variable(variable: Any, number: int) -> Any:
 
 
 def peak(metadata: Any) -> int:
-    """Return the largest sum of all buffers that live at the same time.
+    """Return the largest sum of all buffers of a step that live at the same time, beside the variables.
 
-    A buffer that outlives the step replaces that of a variable, which was there before: it is not counted twice.
+    Where a step assigns a variable that is still read (copy on write), the new buffer outlives the step. The old one is from
+    before the step: no record tells that it is freed after the last read.
     """
-    nodes = (node for device in metadata.step_stats.dev_stats for node in device.node_stats)
-    records = (list(_freed(memory.allocation_records)) for node in nodes for memory in node.memory)
-    live = highest = 0
-    for _, size in sorted((pair for some in records for pair in some), key=lambda pair: pair[0]):
-        live += size
-        highest = max(highest, live)
-    return highest
+    read = _last_reads(metadata)
+    events: list[tuple[int, int]] = []
+    for node in (node for device in metadata.step_stats.dev_stats for node in device.node_stats):
+        records = [(one.alloc_micros, one.alloc_bytes) for memory in node.memory for one in memory.allocation_records]
+        left = sum(size for _, size in records)
+        events += [*records, *([(max(records[0][0], read.get(node.node_name, 0)), -left)] if left else [])]
+    return max(np.cumsum([size for _, size in sorted(events, key=lambda event: event[0])]))
 
 
-def _freed(records: Iterable[Any]) -> Iterable[tuple[int, int]]:
-    """Return time and bytes of the allocations that end within the step, and of their ends (negative)."""
-    left = [-record.alloc_bytes for record in records if record.alloc_bytes < 0]
-    for record in records:
-        if record.alloc_bytes > 0:
-            if record.alloc_bytes not in left:
-                continue
-            left.remove(record.alloc_bytes)
-        yield record.alloc_micros, record.alloc_bytes
+def _last_reads(metadata: Any) -> dict[str, int]:
+    """Return, for each operation, when the variable that it assigns was read for the last time, in microseconds."""
+    nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
+    stats = (node for device in metadata.step_stats.dev_stats for node in device.node_stats)
+    ends = {one.node_name: one.all_start_micros + one.all_end_rel_micros for one in stats}
+    last: dict[str, int] = {}
+    for node in nodes.values():
+        for origin in (nodes.get(name.lstrip("^").partition(":")[0]) for name in node.input):
+            if origin is not None and origin.op == "ReadVariableOp":
+                last[origin.input[0]] = max(last.get(origin.input[0], 0), ends.get(node.name, 0))
+    return {name: last.get(node.input[0], 0) for name, node in nodes.items() if node.input}
 
 
 if __name__ == "__main__":

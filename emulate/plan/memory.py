@@ -39,8 +39,9 @@ class StepMemory:
         other_variables: The optimizers' slots, and all other variables of the step.
         static: Constants and captured tensors.
         inputs: The examples of a batch.
-        peaks: What else lives at the peak. The highest of these lines counts for a batch.
-        peaks_in_16_bits: The same where layers compute in bfloat16.
+        peaks: What else lives at the peak of one device: bytes that do not depend on the batch, bytes of each example, and how
+            many of these are float32. The highest counts for a batch.
+        reduced_peaks: The same of several devices, whose gradients are summed.
         scales: Whether the lines hold for other batches.
         uncounted: Types of operations with tensors of unknown size, which are not in the lines.
     """
@@ -49,15 +50,15 @@ class StepMemory:
     other_variables: float
     static: float
     inputs: Line
-    peaks: tuple[Line, ...]
-    peaks_in_16_bits: tuple[Line, ...]
+    peaks: tuple[tuple[float, float, float], ...]
+    reduced_peaks: tuple[tuple[float, float, float], ...]
     scales: bool = True
     uncounted: tuple[str, ...] = ()
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> StepMemory:
         """Return what the file of a recorded run says."""
-        lines = {name: tuple(map(tuple, entry[name])) for name in ("peaks", "peaks_in_16_bits")}
+        lines = {name: tuple(map(tuple, entry[name])) for name in ("peaks", "reduced_peaks")}
         return StepMemory(**{**entry, **lines, "inputs": tuple(entry["inputs"]), "uncounted": tuple(entry["uncounted"])})
 
 
@@ -171,9 +172,10 @@ def memory_use(
     packing: tuple[Line, ...] = ((2.0 * gradient_bytes, 0.0),) if num_gpus > 1 else ()
     inputs = (_BATCHES_ON_GPU * step.inputs[0], _BATCHES_ON_GPU * step.inputs[1])
     kept = step.weights + step.other_variables + step.static
-    use = _Use(kept, inputs, (*step.peaks, *packing))
+    peaks = step.reduced_peaks if num_gpus > 1 else step.peaks
+    use = _Use(kept, inputs, (*((fixed, each) for fixed, each, _ in peaks), *packing))
     # The variables stay in 32 bits. Each layer casts its weights, which lives until the backward pass.
-    short = _Use(kept + step.weights / 2, inputs, (*step.peaks_in_16_bits, *packing))
+    short = _Use(kept + step.weights / 2, inputs, (*((fixed, each - floats / 2) for fixed, each, floats in peaks), *packing))
     accumulated = _Use(kept + gradient_bytes, inputs, use.peaks)
     fixed, each = use.peak(batch)
     largest = use.largest_batch(room) if step.scales and room is not None else None

@@ -261,6 +261,8 @@ class Probe:
         # Of shares that are normalized by themselves the rows stay in order: elsewhere they would have other statistics.
         if self.plan.permute and body.label not in self.plan.apply_only and not shares_of(self.plan.switches):
             args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs)
+        if self.plan.halves and body.label not in self.plan.apply_only:
+            args, kwargs = replay.first_half(args, kwargs)
         body.begin_pass()
         before = len(body.inputs)
         body.take_inputs(args, kwargs)

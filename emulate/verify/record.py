@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emulate.probe import ProbePlan
+from emulate.probe import ProbePlan, fixed_batches, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE
 from emulate.verify.result import RunResult
@@ -37,6 +37,11 @@ def record(
         runner.expect(1)
         plan = ProbePlan(folder, keeps_functions=True, times_input=True)
         result = runner.start("one device", REFERENCE, plan, reference=True).result()
-        if result.status == "ok":
-            runner.count_operations(result, operations)
+        if result.status == "ok" and result.trace is not None and refusal(result.trace) is None:
+            half = None
+            if fixed_batches(result.trace):
+                plan = ProbePlan(folder, keeps_functions=True, halves=True)
+                half = runner.start("half the batch", REFERENCE, plan, reference=True).result()
+            is_known = half is not None and half.status == "ok" and half.trace is not None and refusal(half.trace) is None
+            runner.count_operations(result, half if is_known else None, operations)
         return result, tuple(runner.notes())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ Size = NDArray[np.float64]
 """Bytes of a buffer: what does not depend on the batch; of each example; of it what is float32."""
 
 _SAME_BUFFER = """
-CheckNumerics EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape Snapshot Squeeze StopGradient
+CheckNumerics EnsureShape ExpandDims Identity PreventGradient Reshape Snapshot Squeeze StopGradient
 """
 """Operations whose outputs are their inputs' buffers under another shape or name."""
 _IN_PLACE = """
@@ -43,79 +44,69 @@ class _Buffer:
     users: int = 0
 
 
-def _size(tensor: Any, larger: Any, examples: int) -> Size | None:
-    """Return the bytes of a tensor; None where the graph does not know them.
-
-    Args:
-        tensor: In the graph of a batch with so many examples.
-        larger: The same in the graph of a batch with twice as many; None where it does not depend on the batch.
-        examples: How many.
-    """
-    one, two = _bytes(tensor), _bytes(tensor if larger is None else larger)
-    if one is None or two is None:
-        return None
-    each = (two - one) / examples
-    return np.array([one - each * examples, each, each if tensor.dtype.name == "float32" else 0.0])
-
-
-def _bytes(tensor: Any) -> float | None:
-    count = tensor.shape.num_elements()
-    return None if count is None or tensor.dtype.name == "variant" else float(count * tensor.dtype.size)
-
-
 class LiveBytes:
     """Replay one step.
 
     Args:
         graph: Of the whole step.
-        larger: Of its forward and backward pass with twice as many examples; None where that cannot be made.
         examples: In the step.
+        other: Of its forward and backward pass with another number of examples, and that number; None where there is none.
+        gradients: The names of the tensors that optimizers are given.
 
     Attributes:
         scales: Whether sizes for other batches are known.
         uncounted: Types of operations some of whose buffers are not counted, as nobody knows their size.
     """
 
-    def __init__(self, graph: Any, larger: Any | None, examples: int) -> None:
-        self._same_buffer, self._in_place = frozenset(_SAME_BUFFER.split()), frozenset(_IN_PLACE.split())
-        self._operations = graph.get_operations()
-        twice = {} if larger is None else {op.name: op.outputs for op in larger.get_operations()}
-        self.scales = larger is not None
+    def __init__(self, graph: Any, examples: int, other: tuple[Any, int] | None, gradients: AbstractSet[str]) -> None:
+        self.scales = other is not None
+        self._operations = [op for op in graph.get_operations() if op.type != "IdentityN"]
+        self._gradients = {_origin(tensor) for op in self._operations for tensor in op.outputs if tensor.name in gradients}
+        self._in_place, self._same_buffer = frozenset(_IN_PLACE.split()), frozenset(_SAME_BUFFER.split())
         self.uncounted = {op.type for op in self._operations if op.type in _WITH_FUNCTIONS.split()}
-        self._sizes = {}
+        self._sizes: dict[Any, Size] = {}
+        others = {} if other is None else {op.name: op.outputs for op in other[0].get_operations()}
         for op in self._operations:
             for place, tensor in enumerate(op.outputs):
-                size = _size(tensor, twice[op.name][place] if op.name in twice else None, examples)
+                size = _num_bytes(tensor)
                 if size is None:
                     self.uncounted.add(op.type)
-                self._sizes[tensor.ref()] = np.zeros(3) if size is None else size
+                second = _num_bytes(others[op.name][place]) if op.name in others else None
+                each = 0.0 if None in (size, second, other) else (second - size) / (other[1] - examples)
+                floats = each if tensor.dtype.name == "float32" else 0.0
+                self._sizes[tensor.ref()] = np.array([(size or 0.0) - each * examples, each, floats])
 
     def total(self, kind: str) -> Size:
         """Return the bytes of all outputs of one type of operation, but for handles of variables."""
         found = (one for op in self._operations if op.type == kind for one in op.outputs if one.dtype.name != "resource")
         return np.sum([np.zeros(3), *(self._sizes[tensor.ref()] for tensor in found)], axis=0)
 
-    def peaks(self) -> NDArray[np.float64]:
-        """Return the live bytes at each moment that some batch has its peak at, one line each."""
+    def moments(self, *, reduced: bool) -> NDArray[np.float64]:
+        """Return the live bytes while each operation runs.
+
+        Args:
+            reduced: Whether the gradients of several devices are summed: then no update begins before all gradients are there.
+        """
+        order = _Order(self._operations, self._gradients if reduced else set())
         buffers: dict[Any, _Buffer] = {}
         of_variables: dict[Any, _Buffer] = {}
         live, found = np.zeros(3), []
-        for op in in_order(self._operations):
-            inputs = [buffers[tensor.ref()] for tensor in op.inputs]
-            if op.type.startswith("Assign") and of_variables.get(key := op.inputs[0].ref()) is not None:
-                # A variable that is still read gets a new buffer (copy on write); the old one lives on for the readers.
-                old = of_variables.pop(key)
-                if old.users:
-                    old.counts = True
-                    live = live + old.size
+        for op in order:
+            inputs = [buffers[_origin(tensor)] for tensor in op.inputs]
+            if op.type.startswith("Assign"):
+                # A variable that is still read gets a new buffer (copy on write). The old one lives on for its readers.
+                old = of_variables.pop(op.inputs[0].ref(), None)
+                if old is not None and old.users:
+                    old.counts, live = True, live + old.size
+            outputs = []
             for place, tensor in enumerate(op.outputs):
                 buffer = self._buffer(op, place, tensor, inputs, of_variables)
-                if tensor.ref() not in buffers and buffer.counts and buffer.users == 0:
-                    live = live + buffer.size
-                buffer.users += len(tensor.consumers()) + 1  # until the operation has ended
+                live = live + (buffer.size if buffer.counts and not buffer.users else 0)
+                buffer.users += order.uses[tensor.ref()] + 1  # until the operation has ended
                 buffers[tensor.ref()] = buffer
+                outputs.append(buffer)
             found.append(live)
-            for buffer in (*inputs, *(buffers[tensor.ref()] for tensor in op.outputs)):
+            for buffer in (*inputs, *outputs):
                 buffer.users -= 1
                 if buffer.users == 0 and buffer.counts:
                     live = live - buffer.size
@@ -136,52 +127,102 @@ class LiveBytes:
         return _Buffer(size, counts=op.type not in ("Const", "Placeholder"))
 
 
-def in_order(operations: list[Any]) -> Iterator[Any]:
-    """Yield operations as TensorFlow's executor starts them in one thread (`ExecutorState::ScheduleReady`, TensorFlow 2.21).
+class _Order:
+    """Yield operations as TensorFlow's executor starts them in one thread (ExecutorState::ScheduleReady, TensorFlow 2.21).
 
     What is ready and cheap comes first, in order; of all else the last that became ready.
+
+    Args:
+        operations: Of a graph, each after those that it needs.
+        gradients: Tensors all of which must be there before what is made of any of them.
+
+    Attributes:
+        uses: How many inputs of operations each tensor is.
     """
-    needed_by: dict[str, list[Any]] = {op.name: [] for op in operations}
-    waits: dict[str, int] = {}
-    for op in operations:
-        waits[op.name] = len(op.inputs) + len(op.control_inputs)
-        for tensor in op.inputs:
-            needed_by[tensor.op.name].append(op)
-    for op in operations:
-        for before in op.control_inputs:
-            needed_by[before.name].append(op)
-    cheap = frozenset(_CHEAP.split())
-    first, others = deque(op for op in operations if not waits[op.name]), deque[Any]()
-    while first or others:
-        op = first.popleft() if first else others.popleft()
-        yield op
-        last = None
-        for following in needed_by[op.name]:
-            waits[following.name] -= 1
-            if waits[following.name]:
-                continue
-            if following.type in cheap:
-                first.append(following)
-            else:
-                if last is not None:
-                    others.appendleft(last)
-                last = following
-        if last is not None:
-            (others.appendleft if first else first.append)(last)
+
+    def __init__(self, operations: Sequence[Any], gradients: AbstractSet[Any]) -> None:
+        self.uses: Counter[Any] = Counter()
+        self._waits: dict[str, int] = {}
+        self._needed_by: dict[str, list[Any]] = {op.name: [] for op in operations}
+        before_gradients = _ancestors({tensor.deref().op for tensor in gradients})
+        for op in operations:
+            needs = [_origin(tensor) for tensor in op.inputs]
+            self.uses.update(needs)
+            makers = [tensor.deref().op for tensor in needs] + [one for one in op.control_inputs if one.type != "IdentityN"]
+            if op.name not in before_gradients and not gradients.isdisjoint(needs):
+                makers += [tensor.deref().op for tensor in gradients]
+            self._waits[op.name] = len(makers)
+            for maker in makers:
+                self._needed_by[maker.name].append(op)
+        self._first = deque(op for op in operations if not self._waits[op.name])
+
+    def __iter__(self) -> Iterator[Any]:
+        cheap = frozenset(_CHEAP.split())
+        first, others = self._first, deque[Any]()
+        while first or others:
+            op = first.popleft() if first else others.popleft()
+            yield op
+            last = None
+            for following in self._needed_by[op.name]:
+                self._waits[following.name] -= 1
+                if self._waits[following.name]:
+                    continue
+                if following.type in cheap:
+                    first.append(following)
+                else:
+                    if last is not None:
+                        others.appendleft(last)
+                    last = following
+            if last is not None:
+                (others.appendleft if first else first.append)(last)
 
 
-def highest(lines: NDArray[np.float64]) -> list[list[float]]:
-    """Return those of the lines `fixed + batch * each` that are the highest for some batch > 0, by increasing slope."""
+def _origin(tensor: Any) -> Any:
+    """Return a reference to a tensor. No output of an IdentityN waits for all inputs: Grappler takes it apart."""
+    while tensor.op.type == "IdentityN":
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor.ref()
+
+
+def _ancestors(operations: Iterable[Any]) -> set[str]:
+    """Return the names of operations and of all that they need."""
+    todo, found = list(operations), set[str]()
+    while todo:
+        op = todo.pop()
+        if op.name not in found:
+            found.add(op.name)
+            todo += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return found
+
+
+def _num_bytes(tensor: Any) -> float | None:
+    """Return the bytes of a tensor; None where the graph does not know them."""
+    count = tensor.shape.num_elements()
+    return None if count is None or tensor.dtype.name == "variant" else float(count * tensor.dtype.size)
+
+
+def highest(moments: NDArray[np.float64]) -> list[list[float]]:
+    """Return the moments that are the peak of some batch, in 32 or in 16 bits.
+
+    Args:
+        moments: Each with bytes that do not depend on the batch, bytes of each example, and how many of these are float32.
+    """
+    lines = {(float(fixed), float(each), float(floats)) for fixed, each, floats in moments}
+    in_32_bits = _hull({(fixed, each): (fixed, each, floats) for fixed, each, floats in sorted(lines)})
+    in_16_bits = _hull({(fixed, each - floats / 2): (fixed, each, floats) for fixed, each, floats in sorted(lines)})
+    return [list(line) for line in sorted({*in_32_bits, *in_16_bits})]
+
+
+def _hull(lines: Mapping[tuple[float, float], tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """Return what belongs to those of the lines `fixed + batch * each` that are the highest for some batch >= 0."""
     hull: list[tuple[float, float]] = []
-    for fixed, each in sorted({(float(fixed), float(each)) for fixed, each in lines}, key=lambda line: (line[1], line[0])):
-        if hull and hull[-1][1] == each:
+    for line in sorted(lines, key=lambda one: (one[1], one[0])):
+        while hull and (line[0] >= hull[-1][0] or (len(hull) > 1 and _is_below(hull[-2], hull[-1], line))):
             hull.pop()
-        while hull and (fixed >= hull[-1][0] or (len(hull) > 1 and _is_below(hull[-2], hull[-1], (fixed, each)))):
-            hull.pop()
-        hull.append((fixed, each))
-    return [list(line) for line in hull]
+        hull.append(line)
+    return [lines[line] for line in hull]
 
 
-def _is_below(first: Any, middle: Any, last: Any) -> bool:
-    """Return whether a line is nowhere the highest of three with increasing slopes."""
-    return bool((last[0] - first[0]) * (first[1] - middle[1]) >= (middle[0] - first[0]) * (first[1] - last[1]))
+def _is_below(first: tuple[float, float], middle: tuple[float, float], last: tuple[float, float]) -> bool:
+    """Return whether the middle one of three lines with increasing slopes is nowhere the highest."""
+    return (last[0] - first[0]) * (first[1] - middle[1]) >= (middle[0] - first[0]) * (first[1] - last[1])

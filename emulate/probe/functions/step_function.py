@@ -150,6 +150,11 @@ class StepFunction:
         updates = self._updates if and_update else ()
         return self._part(OF_THE_FORWARD_PASS, (), updates=updates).function.get_concrete_function().graph
 
+    @property
+    def gradient_names(self) -> frozenset[str]:
+        """Return the names of the tensors that optimizers are given."""
+        return frozenset(self._given_names(self.records))
+
     def gradients(self, number: int, rows: Mapping[Key, Any], given: Sequence[Values] = ()) -> Values:
         """Return what a record holds before its optimizer's update, and leave the state as it is.
 
