@@ -154,7 +154,7 @@ def machine_of(name: str, entry: Mapping[str, Any], gpus: Mapping[str, Any] | No
         )
     known = _read(_CATALOGUE)["gpu"] if gpus is None else gpus
     fitting = sorted((other for other in known if other.lower() in gpu.lower()), key=len)
-    of_gpu = (known[fitting[-1]] if fitting else {}) | entry
+    of_gpu = {**(known[fitting[-1]] if fitting else {}), **entry}
     return Machine(
         name=name,
         gpu=gpu,

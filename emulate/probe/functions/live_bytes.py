@@ -66,13 +66,14 @@ class LiveBytes:
         self.uncounted = {op.type for op in self._operations if op.type in _WITH_FUNCTIONS.split()}
         self._sizes: dict[Any, Size] = {}
         others = {} if other is None else {op.name: op.outputs for op in other[0].get_operations()}
+        more = 0 if other is None else other[1] - examples
         for op in self._operations:
             for place, tensor in enumerate(op.outputs):
                 size = _num_bytes(tensor)
-                if size is None:
+                if size is None and op.type != "BroadcastGradientArgs":  # which gives short lists of axes
                     self.uncounted.add(op.type)
-                second = _num_bytes(others[op.name][place]) if op.name in others else None
-                each = 0.0 if None in (size, second, other) else (second - size) / (other[1] - examples)
+                second = _num_bytes(others[op.name][place]) if op.name in others else size
+                each = 0.0 if size is None or second is None or not more else (second - size) / more
                 floats = each if tensor.dtype.name == "float32" else 0.0
                 self._sizes[tensor.ref()] = np.array([(size or 0.0) - each * examples, each, floats])
 

@@ -45,8 +45,8 @@ def step_memory(steps: Sequence[Step], others: Sequence[Step], state: State) -> 
 
 def _replay(step: Step, other: Step | None) -> LiveBytes:
     function, shapes = step
-    whole, examples = function.forward_and_backward(shapes, and_update=True), shapes[0][0]
+    whole, examples = function.graph(shapes, is_whole=True), shapes[0][0]
     if other is None or other[1][0][0] == examples:
         return LiveBytes(whole, examples, None, function.gradient_names)
-    graph = other[0].forward_and_backward(other[1])
+    graph = other[0].graph(other[1])
     return LiveBytes(whole, examples, (graph, other[1][0][0]), function.gradient_names)

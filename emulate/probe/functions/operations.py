@@ -31,7 +31,7 @@ def count_operations(source: Path, half: Path | None = None) -> dict[str, Any]:
     state, flops, kernels, uncounted = State(source), 0.0, 0, set()
     steps = _steps(source, state)
     for function, shapes in steps:
-        graph = function.forward_and_backward(shapes)
+        graph = function.graph(shapes)
         found, missing = _of_graph(graph)
         flops += found
         uncounted |= missing
