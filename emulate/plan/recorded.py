@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -135,7 +135,10 @@ def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -
 
 
 def _input_rate(trace: Trace, batch: int) -> InputRate | str:
-    event = next((event for _, event in trace.of("input")), {"failure": "the run ended before"})
+    measured: list[dict[str, Any]] = [event for _, event in trace.of("input")]
+    if not measured:
+        return "the run ended before"
+    event = measured[0]
     if "failure" in event:
         return str(event["failure"])
     # An element that has not the step's number of examples is cut or joined to batches elsewhere: each is one step's.

@@ -80,7 +80,7 @@ class LiveBytes:
     def total(self, kind: str) -> Size:
         """Return the bytes of all outputs of one type of operation, but for handles of variables."""
         found = (one for op in self._operations if op.type == kind for one in op.outputs if one.dtype.name != "resource")
-        return np.sum([np.zeros(3), *(self._sizes[tensor.ref()] for tensor in found)], axis=0)
+        return sum((self._sizes[tensor.ref()] for tensor in found), np.zeros(3))
 
     def moments(self, *, reduced: bool) -> NDArray[np.float64]:
         """Return the live bytes while each operation runs.
