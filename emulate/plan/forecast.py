@@ -271,12 +271,12 @@ def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequ
 
 def _about_input(recorded: Recorded, given: float | None) -> str:
     if given is not None:
-        return f"Input: {given:,.4g} examples/s for each host (--input-rate)."
+        return f"Input: {float(f'{given:.4g}'):,.0f} examples/s for each host (--input-rate)."
     rate = recorded.input_rate
     if not isinstance(rate, InputRate):
         return f"Input: NOT measured: {rate}. The forecast has no limit by input. Give one: --input-rate 'X examples/s'."
     return (
-        f"Input: {rate.examples_per_second:,.4g} examples/s for each host, measured on this machine with {rate.cores} CPU "
+        f"Input: {float(f'{rate.examples_per_second:.4g}'):,.0f} examples/s for each host, measured on this machine with {rate.cores} CPU "
         "cores. The host of the GPUs has another CPU: measure there and give --input-rate 'X examples/s'."
     )
 

@@ -38,10 +38,13 @@ def record(
         plan = ProbePlan(folder, keeps_functions=True, times_input=True)
         result = runner.start("one device", REFERENCE, plan, reference=True).result()
         if result.status == "ok" and result.trace is not None and refusal(result.trace) is None:
-            half = None
-            if fixed_batches(result.trace):
-                plan = ProbePlan(folder, keeps_functions=True, halves=True)
-                half = runner.start("half the batch", REFERENCE, plan, reference=True).result()
-            is_known = half is not None and half.status == "ok" and half.trace is not None and refusal(half.trace) is None
-            runner.count_operations(result, half if is_known else None, operations)
+            half = _half(runner, folder) if fixed_batches(result.trace) else None
+            runner.count_operations(result, half, operations)
         return result, tuple(runner.notes())
+
+
+def _half(runner: Runner, folder: Path) -> RunResult | None:
+    """Run the program with half of each batch: its graphs show which tensors grow with it. None where that is not possible."""
+    plan = ProbePlan(folder, keeps_functions=True, halves=True)
+    result = runner.start("half the batch", REFERENCE, plan, reference=True).result()
+    return result if result.status == "ok" and result.trace is not None and refusal(result.trace) is None else None

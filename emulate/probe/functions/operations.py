@@ -51,7 +51,8 @@ def _steps(source: Path, state: State) -> list[Step]:
 
 def _with_another_batch(source: Path, half: Path | None, steps: Sequence[Step]) -> list[Step]:
     if half is not None:
-        return _steps(half, State(half))
+        found = _steps(half, State(half))
+        return found if len(found) == len(steps) else []
     if fixed_batches(Trace(source)):
         return []
     return [(function, [[2 * shape[0], *shape[1:]] for shape in shapes]) for function, shapes in steps]

@@ -144,7 +144,7 @@ def test_the_measured_input_limits_unless_a_rate_is_given() -> None:
         "Input: 1,000 examples/s for each host, measured on this machine with 2 CPU cores." in text for text in measured.basis
     )
     assert "input" not in {row.limit for row in given.rows}
-    assert any("Input: 1e+06 examples/s for each host (--input-rate)." in text for text in given.basis)
+    assert any("Input: 1,000,000 examples/s for each host (--input-rate)." in text for text in given.basis)
     assert (measured.to_json()["input_per_second"], given.to_json()["input_per_second"]) == (1000.0, 1e6)
 
 
