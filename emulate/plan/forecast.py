@@ -270,15 +270,20 @@ def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequ
 
 
 def _about_input(recorded: Recorded, given: float | None) -> str:
-    if given is not None:
-        return f"Input: {float(f'{given:.4g}'):,.0f} examples/s for each host (--input-rate)."
     rate = recorded.input_rate
+    if given is not None:
+        return f"Input: {_in_full(given)} examples/s for each host (--input-rate)."
     if not isinstance(rate, InputRate):
         return f"Input: NOT measured: {rate}. The forecast has no limit by input. Give one: --input-rate 'X examples/s'."
     return (
-        f"Input: {float(f'{rate.examples_per_second:.4g}'):,.0f} examples/s for each host, measured on this machine with {rate.cores} CPU "
+        f"Input: {_in_full(rate.examples_per_second)} examples/s for each host, measured on this machine with {rate.cores} CPU "
         "cores. The host of the GPUs has another CPU: measure there and give --input-rate 'X examples/s'."
     )
+
+
+def _in_full(number: float) -> str:
+    """Return a number with four digits that count, without an exponent."""
+    return f"{float(f'{number:.4g}'):,g}" if number < 1000 else f"{float(f'{number:.4g}'):,.0f}"
 
 
 def _about(collective: dict[str, Any]) -> str:
