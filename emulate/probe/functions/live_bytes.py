@@ -30,7 +30,9 @@ Xlogy
 
 Source: calls of forward_input_or_allocate_output in tensorflow/core/kernels (2.21)."""
 _CHEAP = "Const ExpandDims Identity NoOp Placeholder Rank ReadVariableOp Reshape Shape ShapeN Size Squeeze StopGradient"
-"""Operations that the executor runs before all others: their kernels return false in IsExpensive()."""
+"""Operations that come before all others: their kernels return false in IsExpensive(), or read a variable.
+
+TensorFlow may read a variable later: the graph does not tell in which order operations without inputs come."""
 _WITH_FUNCTIONS = "Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile While"
 """Operations that call functions, whose tensors are not in the graph."""
 
