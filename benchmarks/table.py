@@ -57,6 +57,16 @@ WHAT |= {
     f"memory_{program}_{variant}": f"Peak memory of `verify` on `1x4` of {_OF_COST[program]}, {variant}: ratio to its two runs"
     for program, variant in (("digits_loop", "equivalent"), ("transformer", "equivalent"), ("mobilenet_fit", "by-design"))
 }
+_PLANNED = {
+    "cnn_adam": "the digits CNN, Adam, batch 256",
+    "resnet50_sgd": "ResNet50, SGD, 32 x 32, batch 8",
+    "resnet50_adam": "ResNet50, Adam, 32 x 32, batch 8",
+    "transformer_adam": "a transformer of 4 layers, Adam, batch 8",
+}
+WHAT |= {
+    f"plan_memory_{name}": f"Memory of a step that `plan` forecasts beside the variables, {what}: error"
+    for name, what in _PLANNED.items()
+}
 
 WHAT |= {
     f"virtual_{topology}_{variant}{suffix}": f"`verify --virtual` on `{topology}` of an MLP, 5 steps, {variant}: {what}"

@@ -21,6 +21,8 @@ EXAMPLES = """Examples:
 
 gpudist plan train.py --on p4d.24xlarge
 
+gpudist plan train.py --on p4d.24xlarge --memory 24GB
+
 gpudist plan train.py --on dgx1-v100 --measured "1: 412 examples/s at batch 128"
 
 gpudist plan train.py --on my_machine.toml --gpus 8,64 --examples 1281167 --json plan.json"""
@@ -53,8 +55,12 @@ def plan(
             "--input-rate",
             metavar="TEXT",
             show_default=False,
-            help="What one host reads: 'X examples/s'. Default: no limit.",
+            help="What one host reads: 'X examples/s'. Default: what this machine reads.",
         ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", show_default=False, help="Memory of one GPU: '24GB'. Default: the machine's."),
     ] = None,
     batch: Annotated[
         str | None,
@@ -68,7 +74,7 @@ def plan(
     ] = None,
 ) -> int:
     """Forecast how fast, and for which price, PROGRAM trains on 1 to 100,000 GPUs of a machine."""
-    from emulate.plan import find_machine, make_forecast, parse_measured, parse_rate
+    from emulate.plan import find_machine, make_forecast, parse_measured, parse_memory, parse_rate
     from emulate.program import Program
     from emulate.report import show_plan, write_object
 
@@ -78,12 +84,13 @@ def plan(
     counts = None if gpus is None else [_count("--gpus", text) for text in gpus.split(",")]
     number = _count("--examples", examples)
     rate = None if input_rate is None else parse_rate(input_rate)
+    room = None if memory is None else parse_memory(memory)
     own_batch = None if batch is None else _count("--batch", batch)
     seconds = options.number_of_seconds(timeout)
     found = Program.find(options.program_target(program, module), program_args(context))
     files = outputs.check(json, others={"the program itself": found.file})
     recorded = _record(found, seconds, own_batch)
-    forecast = make_forecast(recorded, machine, points, counts=counts, examples=number, input_per_second=rate)
+    forecast = make_forecast(recorded, machine, points, counts=counts, examples=number, input_per_second=rate, memory=room)
     show_plan(forecast, files.screen)
     if files.json is not None:
         write_object(forecast.to_json(), files.json)

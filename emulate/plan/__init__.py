@@ -5,8 +5,9 @@ from emulate.plan.forecast import Forecast, Row, make_forecast
 from emulate.plan.links import Between, Inside, parse_between, parse_inside
 from emulate.plan.machines import Machine, find_machine, machine_of
 from emulate.plan.measured import Measured, parse_measured, parse_rate
+from emulate.plan.memory import MemoryUse, StepMemory, memory_use, parse_memory
 from emulate.plan.model import ALL_REDUCE, LOCAL_SERVERS, SERVERS, Estimate, StepModel, Work
-from emulate.plan.recorded import Gradient, Recorded, check_all_reduce, read_recorded
+from emulate.plan.recorded import Gradient, InputRate, Recorded, check_all_reduce, read_recorded
 
 __all__ = [
     "ALL_REDUCE",
@@ -17,12 +18,15 @@ __all__ = [
     "Estimate",
     "Forecast",
     "Gradient",
+    "InputRate",
     "Inside",
     "Machine",
     "Measured",
+    "MemoryUse",
     "Recorded",
     "Ring",
     "Row",
+    "StepMemory",
     "StepModel",
     "Work",
     "all_reduce_seconds",
@@ -30,9 +34,11 @@ __all__ = [
     "find_machine",
     "machine_of",
     "make_forecast",
+    "memory_use",
     "parse_between",
     "parse_inside",
     "parse_measured",
+    "parse_memory",
     "parse_rate",
     "read_recorded",
 ]

@@ -9,8 +9,9 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.plan.machines import Machine
 from emulate.plan.measured import Measured
+from emulate.plan.memory import MemoryUse, memory_use
 from emulate.plan.model import Estimate, StepModel, Work
-from emulate.plan.recorded import Recorded
+from emulate.plan.recorded import InputRate, Recorded
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 100_000)
 GOOD_EFFICIENCY = 0.9
@@ -60,6 +61,8 @@ class Forecast:
         machine: The machine.
         examples: For how many examples time and price are given.
         rows: One for each number of GPUs.
+        memory: What one GPU needs; None where the graph of the step is not known.
+        input_per_second: Examples that one host reads in a second, given or measured; None where neither is.
         basis: Sentences: what the forecast rests on.
     """
 
@@ -67,6 +70,8 @@ class Forecast:
     machine: Machine
     examples: int
     rows: tuple[Row, ...]
+    memory: MemoryUse | None
+    input_per_second: float | None
     basis: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -83,6 +88,8 @@ class Forecast:
             "gradients": [asdict(gradient) for gradient in program.gradients],
             "examples": self.examples,
             "rows": [asdict(row) for row in self.rows],
+            "memory": None if self.memory is None else self.memory.to_json(),
+            "input_per_second": self.input_per_second,
             "basis": list(self.basis),
         }
 
@@ -103,6 +110,7 @@ def make_forecast(
     counts: Sequence[int] | None = None,
     examples: int = 1_000_000,
     input_per_second: float | None = None,
+    memory: float | None = None,
 ) -> Forecast:
     """Forecast a program on a machine.
 
@@ -112,7 +120,8 @@ def make_forecast(
         points: What the user has measured there.
         counts: Numbers of GPUs. Default: powers of two, up to 100,000; one host where the machine has no network.
         examples: For how many examples time and price are given.
-        input_per_second: Examples that one host can read in a second; None where that does not limit.
+        input_per_second: Examples that one host can read in a second. Default: what was measured in the recorded run.
+        memory: The memory of one GPU in bytes. Default: the machine's.
 
     Returns:
         The forecast.
@@ -120,11 +129,27 @@ def make_forecast(
     Raises:
         UsageError: If neither a measurement nor the graph of the program says how long a step takes.
     """
-    before = StepModel(machine, _work(recorded, machine, points, input_per_second))
+    measured = recorded.input_rate.examples_per_second if isinstance(recorded.input_rate, InputRate) else None
+    rate = input_per_second or measured
+    before = StepModel(machine, _work(recorded, machine, points, rate))
     model = _learned(before, points)
-    fitting = [count for count in COUNTS if machine.between is not None or count <= machine.gpus_per_host]
-    rows = tuple(_row(model, count, examples) for count in counts or fitting)
-    return Forecast(recorded, machine, examples, rows, tuple(_basis(recorded, before, model, points)))
+    counts = counts or [count for count in COUNTS if machine.between is not None or count <= machine.gpus_per_host]
+    rows = tuple(_row(model, count, examples) for count in counts)
+    basis = (*_basis(recorded, before, model, points), _about_input(recorded, input_per_second))
+    return Forecast(recorded, machine, examples, rows, _memory(recorded, machine, max(counts), memory), rate, basis)
+
+
+def _memory(recorded: Recorded, machine: Machine, num_gpus: int, room: float | None) -> MemoryUse | None:
+    if recorded.memory is None:
+        return None
+    return memory_use(
+        recorded.memory,
+        batch=recorded.batch,
+        gradient_bytes=recorded.gradient_bytes,
+        num_gpus=num_gpus,
+        room=room or (None if machine.memory_gb is None else machine.memory_gb * 1e9),
+        in_16_bits=recorded.in_16_bits,
+    )
 
 
 def _work(recorded: Recorded, machine: Machine, points: Sequence[Measured], rate: float | None) -> Work:
@@ -242,6 +267,23 @@ def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequ
         said.append("A measurement on several GPUs narrows the interval: add --measured 'N: X examples/s at batch B'.")
     said.append("Interval: holds in 90 of 100 cases. `make plan-accuracy` compares with published measurements.")
     return said
+
+
+def _about_input(recorded: Recorded, given: float | None) -> str:
+    rate = recorded.input_rate
+    if given is not None:
+        return f"Input: {_in_full(given)} examples/s for each host (--input-rate)."
+    if not isinstance(rate, InputRate):
+        return f"Input: NOT measured: {rate}. The forecast has no limit by input. Give one: --input-rate 'X examples/s'."
+    return (
+        f"Input: {_in_full(rate.examples_per_second)} examples/s for each host, measured on this machine with {rate.cores} CPU "
+        "cores. The host of the GPUs has another CPU: measure there and give --input-rate 'X examples/s'."
+    )
+
+
+def _in_full(number: float) -> str:
+    """Return a number with four digits that count, without an exponent."""
+    return f"{float(f'{number:.4g}'):,g}" if number < 1000 else f"{float(f'{number:.4g}'):,.0f}"
 
 
 def _about(collective: dict[str, Any]) -> str:

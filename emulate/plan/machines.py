@@ -31,6 +31,7 @@ _FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dollars_per_hour": ("a number >= 0", lambda value: type(value) in (int, float) and value >= 0),
     "price_year": ("a year", lambda value: type(value) is int),
     "all_reduce_tables": ("a list of texts", lambda value: isinstance(value, list)),
+    "memory_gb": ("a number > 0", lambda value: _is_positive(value)),
     "tflops": (
         "a table of numbers > 0 by dtype",
         lambda value: isinstance(value, dict) and all(map(_is_positive, value.values())),
@@ -56,6 +57,7 @@ class Machine:
         between: The network between hosts; None where there is none.
         tables: Measured all-reduces, which are preferred to a formula.
         tflops: Peak of one GPU in 10^12 operations a second, by dtype.
+        memory_gb: The memory of one GPU in 10^9 bytes; None where it is unknown.
         dollars_per_hour: The price of one host; None where it is unknown.
         price_year: The year in which that price was published.
         source: Where the description comes from.
@@ -68,6 +70,7 @@ class Machine:
     between: Between | None
     tables: tuple[BandwidthTable, ...] = ()
     tflops: tuple[tuple[str, float], ...] = ()
+    memory_gb: float | None = None
     dollars_per_hour: float | None = None
     price_year: int | None = None
     source: str = ""
@@ -151,7 +154,7 @@ def machine_of(name: str, entry: Mapping[str, Any], gpus: Mapping[str, Any] | No
         )
     known = _read(_CATALOGUE)["gpu"] if gpus is None else gpus
     fitting = sorted((other for other in known if other.lower() in gpu.lower()), key=len)
-    tflops = entry.get("tflops") or (known[fitting[-1]]["tflops"] if fitting else {})
+    of_gpu = {**(known[fitting[-1]] if fitting else {}), **entry}
     return Machine(
         name=name,
         gpu=gpu,
@@ -159,7 +162,8 @@ def machine_of(name: str, entry: Mapping[str, Any], gpus: Mapping[str, Any] | No
         inside=inside,
         between=parse_between(entry["link_between"]) if entry.get("link_between") else None,
         tables=tuple(_table(table) for table in entry.get("all_reduce_tables", ())),
-        tflops=tuple(tflops.items()),
+        tflops=tuple(of_gpu.get("tflops", {}).items()),
+        memory_gb=of_gpu.get("memory_gb"),
         dollars_per_hour=entry.get("dollars_per_hour"),
         price_year=entry.get("price_year"),
         source=str(entry.get("source", "")),

@@ -8,11 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emulate.errors import UsageError
+from emulate.plan.memory import StepMemory
 
 if TYPE_CHECKING:
     from emulate.probe import Step, StoredArray, Trace
@@ -39,6 +40,19 @@ class Gradient:
 
 
 @dataclass(frozen=True)
+class InputRate:
+    """Hold how fast the recorded run's machine reads the program's data.
+
+    Attributes:
+        examples_per_second: Of the program's own pipeline, nothing else running.
+        cores: The number of its CPU cores.
+    """
+
+    examples_per_second: float
+    cores: int
+
+
+@dataclass(frozen=True)
 class Recorded:
     """Describe a training step as one device made it.
 
@@ -51,6 +65,8 @@ class Recorded:
         kernels: Operations of the graph that a GPU is given in a step.
         uncounted: Types of operations in the graph that are not in `flops`, though they compute.
         in_16_bits: Whether the layers compute in 16 bits.
+        memory: What the step keeps in memory; None where its graph is not known.
+        input_rate: How fast the program's data is read, or why that was not measured.
     """
 
     program: str
@@ -61,6 +77,8 @@ class Recorded:
     kernels: int = 0
     uncounted: tuple[str, ...] = ()
     in_16_bits: bool = False
+    memory: StepMemory | None = None
+    input_rate: InputRate | str = "the run did not do so"
 
     @property
     def gradient_bytes(self) -> int:
@@ -134,7 +152,21 @@ def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -
         kernels=counted.get("kernels", 0),
         uncounted=tuple(counted.get("uncounted", ())),
         in_16_bits=in_16_bits,
+        memory=StepMemory.from_json(counted["memory"]) if "memory" in counted else None,
+        input_rate=_input_rate(trace, seen),
     )
+
+
+def _input_rate(trace: Trace, batch: int) -> InputRate | str:
+    measured: list[dict[str, Any]] = [event for _, event in trace.of("input")]
+    if not measured:
+        return "the run ended before"
+    event = measured[0]
+    if "failure" in event:
+        return str(event["failure"])
+    # An element that has not the step's number of examples is cut or joined to batches elsewhere: each is one step's.
+    examples = event["examples"] if event["first"] == batch else event["elements"] * batch
+    return InputRate(examples / event["seconds"], event["cores"])
 
 
 def _gradients(steps: Sequence[Step]) -> tuple[Gradient, ...]:

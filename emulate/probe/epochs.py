@@ -37,6 +37,9 @@ class EpochsOfData:
 
     Args:
         write: Writes an event to the trace.
+
+    Attributes:
+        dataset: What the last pass before the first step goes over; None where gpudist saw none.
     """
 
     def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
@@ -45,14 +48,16 @@ class EpochsOfData:
         self._is_of_fit = False
         self._is_fixed = False
         self._of_arrays = FirstEpoch()
+        self.dataset: Any = None
 
     @property
     def first(self) -> FirstEpoch:
         """Return the first epoch, as far as it is known."""
         return self._latest
 
-    def begins(self, epoch: FirstEpoch) -> None:
+    def begins(self, dataset: Any, epoch: FirstEpoch) -> None:
         """Take note that a pass over a dataset begins: the last one before the first step is the one that trains."""
+        self.dataset = self.dataset if self._is_fixed else dataset
         if not (self._is_fixed or self._is_of_fit):
             self._latest = epoch
 
@@ -76,9 +81,9 @@ class EpochsOfData:
 
 def install(probe: Probe) -> None:
     """Wrap the places where a pass over a dataset begins."""
-    _after_iter(upstream.dataset_class(), lambda dataset: probe.epochs.begins(_of_dataset(dataset)))
+    _after_iter(upstream.dataset_class(), lambda dataset: probe.epochs.begins(dataset, _of_dataset(dataset)))
     for cls in upstream.distributed_dataset_classes():
-        _after_iter(cls, lambda dataset: probe.epochs.begins(_of_distributed(dataset)))
+        _after_iter(cls, lambda dataset: probe.epochs.begins(dataset, _of_distributed(dataset)))
     when_imported(_PIPELINES, lambda: _see_pipelines(probe))
 
 
@@ -130,7 +135,7 @@ def _see_pipelines(probe: Probe) -> None:
     import sys
 
     cls = sys.modules[_PIPELINES].Distributed
-    _after_iter(cls, lambda pipeline: probe.epochs.begins(FirstEpoch(pipeline.num_batches)))
+    _after_iter(cls, lambda pipeline: probe.epochs.begins(pipeline, FirstEpoch(pipeline.num_batches)))
 
 
 def _wrap_fit(probe: Probe, cls: Any) -> None:

@@ -113,6 +113,8 @@ class ProbePlan:
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
         keeps_functions: Keep the functions of the steps, so that they can be evaluated without the program.
+        halves: Each step gets the first half of its batch: which shapes depend on the batch shows in its graph.
+        times_input: Time the dataset that trains at the end of the run.
         leads: Keep of large gradients their sum over the replicas, so that another run can go on from this one's weights.
         compiled: What `Strategy.run` calls in eager code is compiled, so that its steps are functions that can be kept.
         functions: What the program calls as a `tf.function` on one device is what `Strategy.run` calls elsewhere.
@@ -148,6 +150,8 @@ class ProbePlan:
     compiled: bool = False
     functions: bool = False
     keeps_functions: bool = False
+    halves: bool = False
+    times_input: bool = False
     leads: bool = False
     precision: str = "float32"
     resumed: bool = False
@@ -156,4 +160,4 @@ class ProbePlan:
     @property
     def is_untouched(self) -> bool:
         """Return whether the program gets its own examples and gradients, so that its lines are worth recording."""
-        return not (self.replay or self.follow or self.switches or self.permute or self.perturb or self.initial)
+        return not (self.replay or self.follow or self.switches or self.permute or self.halves or self.perturb or self.initial)

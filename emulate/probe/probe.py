@@ -18,6 +18,7 @@ from emulate.probe import (
     epochs,
     graphs,
     held,
+    input_rate,
     lines,
     optimizers,
     rates,
@@ -109,6 +110,8 @@ class Probe:
         self.initial = InitialWeights(self)
         self.recording.at_end.append(self.initial.note_unseen)
         self.recording.at_end.append(self._note_changes)
+        if plan.times_input:
+            self.recording.at_end.append(lambda: input_rate.measure(self.epochs.dataset, self.recording.write))
         self.streams = Streams(self.recording) if several_hosts else None
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
@@ -258,6 +261,8 @@ class Probe:
         # Of shares that are normalized by themselves the rows stay in order: elsewhere they would have other statistics.
         if self.plan.permute and body.label not in self.plan.apply_only and not shares_of(self.plan.switches):
             args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs)
+        if self.plan.halves and body.label not in self.plan.apply_only:
+            args, kwargs = replay.first_half(args, kwargs)
         body.begin_pass()
         before = len(body.inputs)
         body.take_inputs(args, kwargs)

@@ -46,6 +46,17 @@ def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return new_args, new_kwargs, order
 
 
+def first_half(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the first half of the batch."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten((args, kwargs))
+    for position in row_positions({i: _static_rows(value) for i, value in enumerate(flat) if _static_rows(value) is not None}):
+        with tf.name_scope("gpudist_half"):  # the program's own names stay as they are
+            flat[position] = flat[position][: _num_rows(flat[position]) // 2]
+    return tuple(tf.nest.pack_sequence_as((args, kwargs), flat))
+
+
 def put_back(body: Body, order: Any, result: Any) -> Any:
     """Return a step's results for each example (predictions, states) in the program's order.
 

@@ -36,6 +36,8 @@ Events (every one has `event`):
     result       values: the numbers that a step returns; null where one is not finite
     changed-in-a-graph   variable: the same, by a function of which nobody knows when it runs
     graph        function, replicas (which have this graph), rows, operations, leaves, forward, lines, at: what a step computes
+    input        elements and examples that the dataset gave in how many seconds after the first element (of `first` examples),
+                 cores: of the machine's CPU; or failure: why that was not measured
     note         code, text
     end          reason: steps (enough were seen), returned, raised
 """

@@ -25,9 +25,22 @@ def show_plan(forecast: Forecast, stream: TextIO) -> None:
     if any(row.limit == "input" for row in forecast.rows):
         page.text("Input limits: more GPUs do not help. Read and prepare examples faster, or use more hosts.", style="bold red")
         page.blank()
+    _add_memory(page, forecast)
+    page.blank()
     for sentence in forecast.basis:
         page.labelled("-", sentence, 0, 2)
     page.print(stream)
+
+
+def _add_memory(page: Page, forecast: Forecast) -> None:
+    if forecast.memory is None:
+        page.text("Memory: not known, because the graph of the step is not known.")
+        return
+    needed, verdict, *others = forecast.memory.sentences()
+    page.text(needed)
+    page.text(verdict, style={None: "", True: "green", False: "bold red"}[forecast.memory.fits])
+    for sentence in others:
+        page.text(sentence, style="dim")
 
 
 def _add_table(page: Page, forecast: Forecast) -> None:

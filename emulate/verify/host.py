@@ -131,15 +131,17 @@ class Counting:
 
     Attributes:
         source: The folder of the run's trace.
+        half: That of a run with half the batch, if there is one.
         target: The file for what was counted.
     """
 
     source: Path
+    half: Path | None
     target: Path
 
     def __call__(self, context: Any) -> None:
         """Run on this host."""
-        self.target.write_text(json.dumps(count_operations(self.source)), encoding="utf-8")
+        self.target.write_text(json.dumps(count_operations(self.source, self.half)), encoding="utf-8")
 
 
 def _finish_at_exit(probe: Probe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emulate.probe import ProbePlan
+from emulate.probe import ProbePlan, fixed_batches, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE
 from emulate.verify.result import RunResult
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def record(
     program: Program, folder: Path, operations: Path, *, steps: int, timeout: float, progress: Progress
 ) -> tuple[RunResult, tuple[str, ...]]:
-    """Record a program on one device of the CPU, and count the floating-point operations of its step.
+    """Record a program on one device of the CPU, and count the operations and the live bytes of its step.
 
     Args:
         program: What to run.
@@ -35,8 +35,16 @@ def record(
     settings = Settings(program=program, steps=steps, timeout=timeout)
     with Runner(settings, folder, progress) as runner:
         runner.expect(1)
-        plan = ProbePlan(folder, keeps_functions=True)
+        plan = ProbePlan(folder, keeps_functions=True, times_input=True)
         result = runner.start("one device", REFERENCE, plan, reference=True).result()
-        if result.status == "ok":
-            runner.count_operations(result, operations)
+        if result.status == "ok" and result.trace is not None and refusal(result.trace) is None:
+            half = _half(runner, folder) if fixed_batches(result.trace) else None
+            runner.count_operations(result, half, operations)
         return result, tuple(runner.notes())
+
+
+def _half(runner: Runner, folder: Path) -> RunResult | None:
+    """Run the program with half of each batch: its graphs show which tensors grow with it. None where that is not possible."""
+    plan = ProbePlan(folder, keeps_functions=True, halves=True)
+    result = runner.start("half the batch", REFERENCE, plan, reference=True).result()
+    return result if result.status == "ok" and result.trace is not None and refusal(result.trace) is None else None

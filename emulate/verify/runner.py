@@ -153,17 +153,18 @@ class Runner:
         errors = _ERROR.findall(result.failure or "")
         return f"its steps could not be evaluated ({errors[-1] if errors else result.status})"
 
-    def count_operations(self, source: RunResult, target: Path) -> None:
+    def count_operations(self, source: RunResult, half: RunResult | None, target: Path) -> None:
         """Count the operations of a recorded run's step, without the program.
 
         Args:
             source: The run, which kept its functions.
+            half: The same with half the batch, if there is one.
             target: The file for the counts. There is none where the steps are not in a graph.
         """
-        if source.trace is None or refusal(source.trace) is not None:
+        if source.trace is None:
             return
         result = RunResult("operations", REFERENCE, None, is_evaluated=True)
-        entry = Counting(source.trace.directory, target)
+        entry = Counting(source.trace.directory, half.trace.directory if half and half.trace else None, target)
         plan = self._cluster_plan(REFERENCE, target.parent, entry, True)
         self._follow(result, self._parents.current, replace(plan, views=()), self._settings.timeout, counts=False)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from emulate.probe.functions.files import fixed_batches
+from emulate.probe.functions.memory import Step, step_memory
 from emulate.probe.functions.step_function import State, StepFunction
 from emulate.probe.trace import Trace
 
@@ -15,29 +17,45 @@ _WITH_FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall", "While", "State
 """Operations that call functions, whose operations are not in the graph. A loop's number of turns is not known besides."""
 
 
-def count_operations(source: Path) -> dict[str, Any]:
-    """Count the operations of the forward and backward pass of a run's first step.
+def count_operations(source: Path, half: Path | None = None) -> dict[str, Any]:
+    """Count the operations of the forward and backward pass of a run's first step, and what the whole step keeps in memory.
 
     Args:
         source: The folder of a run on one device that kept its functions.
+        half: The same of a run with half the batch, for a program whose graphs have a fixed batch.
 
     Returns:
-        `flops`, a multiplication and an addition as two; `kernels`, the number of operations with an input; and under
-        `uncounted` the types of operations that call functions or whose shapes are not known.
+        `flops`, a multiplication and an addition as two; `kernels`, the number of operations with an input; under `uncounted`
+        the types of operations that call functions or whose shapes are not known; and `memory` (`step_memory`).
     """
-    trace, state = Trace(source), State(source)
-    flops, kernels, uncounted = 0.0, 0, set()
-    numbers = {event["optimizer"]: event["function"] for _, event in reversed(trace.of("step"))}
-    steps = {numbers[name]: next(iter(trace.steps(name)[0].values())) for name in trace.optimizers}
-    for number, step in steps.items():
-        graph = StepFunction(source, number, state).forward_and_backward(
-            [array.shape for array in step.inputs if array is not None]
-        )
+    state, flops, kernels, uncounted = State(source), 0.0, 0, set()
+    steps = _steps(source, state)
+    for function, shapes in steps:
+        graph = function.graph(shapes)
         found, missing = _of_graph(graph)
         flops += found
         uncounted |= missing
         kernels += sum(len(operation.inputs) > 0 for operation in graph.get_operations())
-    return {"flops": flops, "kernels": kernels, "uncounted": sorted(uncounted)}
+    memory = step_memory(steps, _with_another_batch(source, half, steps), state)
+    return {"flops": flops, "kernels": kernels, "uncounted": sorted(uncounted), "memory": memory}
+
+
+def _steps(source: Path, state: State) -> list[Step]:
+    """Return the function of each optimizer's first step."""
+    trace = Trace(source)
+    numbers = {event["optimizer"]: event["function"] for _, event in reversed(trace.of("step"))}
+    first = {numbers[name]: next(iter(trace.steps(name)[0].values())) for name in trace.optimizers}
+    shapes = {number: [array.shape for array in step.inputs if array is not None] for number, step in first.items()}
+    return [(StepFunction(source, number, state), shapes[number]) for number in first]
+
+
+def _with_another_batch(source: Path, half: Path | None, steps: Sequence[Step]) -> list[Step]:
+    if half is not None:
+        found = _steps(half, State(half))
+        return found if len(found) == len(steps) else []
+    if fixed_batches(Trace(source)):
+        return []
+    return [(function, [[2 * shape[0], *shape[1:]] for shape in shapes]) for function, shapes in steps]
 
 
 def _of_graph(graph: Any) -> tuple[float, set[str]]:

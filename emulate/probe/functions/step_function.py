@@ -134,11 +134,12 @@ class StepFunction:
         shapes = {name: np.shape(rows[key]) for key, name in self._rows.items()}
         return all(tf.TensorShape(self._specs[name][1]).is_compatible_with(shape) for name, shape in shapes.items())
 
-    def forward_and_backward(self, shapes: Sequence[Sequence[int]]) -> Any:
-        """Return the graph of all that is made before the optimizers' updates.
+    def graph(self, shapes: Sequence[Sequence[int]], *, is_whole: bool = False) -> Any:
+        """Return the graph of all that is made before the optimizers' updates, or of the whole step.
 
         Args:
             shapes: Those of the examples, in the order of the step's arguments.
+            is_whole: With the updates. What the step gives is then left out: it lives on after the step.
 
         Returns:
             A graph in which TensorFlow knows the shapes, as far as it can.
@@ -146,7 +147,13 @@ class StepFunction:
         keys = next(one.inputs for one in self.records if one.inputs)
         fixed = {self._rows[key]: shape for key, shape in zip(keys, shapes, strict=True)}
         self._specs |= {name: (self._specs[name][0], list(shape)) for name, shape in fixed.items()}
-        return self._part(OF_THE_FORWARD_PASS, ()).function.get_concrete_function().graph
+        part = self._part((), (), updates=self._updates) if is_whole else self._part(OF_THE_FORWARD_PASS, ())
+        return part.function.get_concrete_function().graph
+
+    @property
+    def gradient_names(self) -> frozenset[str]:
+        """Return the names of the tensors that optimizers are given."""
+        return frozenset(self._given_names(self.records))
 
     def gradients(self, number: int, rows: Mapping[Key, Any], given: Sequence[Values] = ()) -> Values:
         """Return what a record holds before its optimizer's update, and leave the state as it is.
@@ -259,7 +266,7 @@ class StepFunction:
             at_hand = dict(zip(inputs, values, strict=True))
             mapped = {name: value for name, value in (self._captured(used) | at_hand).items() if name in used}
             others = [name for name in dict.fromkeys(fetched) if name not in at_hand]
-            made = tf.graph_util.import_graph_def(graph_def, mapped, return_elements=others, name="") if others else []
+            made = tf.graph_util.import_graph_def(graph_def, mapped, return_elements=others, name="") if graph_def.node else []
             found = at_hand | dict(zip(others, made, strict=True))
             return [found[name] for name in fetched]
 

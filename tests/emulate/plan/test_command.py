@@ -52,6 +52,7 @@ def program(tmp_path: Path) -> Path:
         (["--on", "dgx-a100", "--examples", "0"], "--examples must be a positive whole number. Received: --examples '0'."),
         (["--on", "dgx-a100", "--batch", "-1"], "--batch must be a positive whole number. Received: --batch '-1'."),
         (["--on", "dgx-a100", "--input-rate", "9"], "Received: --input-rate '9'."),
+        (["--on", "dgx-a100", "--memory", "24"], "Received: --memory '24'. Example: --memory 24GB."),
         (["--on", "dgx-a100", "--timeout", "0"], "--timeout must be a positive number of seconds. Received: --timeout '0'."),
     ],
 )
@@ -77,6 +78,15 @@ def test_a_program_is_recorded_and_planned(program: Path) -> None:
     assert content["flops_per_step"] == FLOPS
     assert content["collectives"] == [{"kind": "all-reduce", "bytes": 4 * (36 + 1440), "gradients": 2}]
     assert [row["num_gpus"] for row in content["rows"]] == [1, 8]
+    assert content["input_per_second"] > 0
+    assert "examples/s for each host, measured on this machine" in " ".join(result.stdout.split())
+    memory = content["memory"]
+    assert memory["parts"]["weights"] == 4 * (36 + 1440)
+    # Of each example at the peak: 8 x 8 pixels in two batches of the input, and the results of the layers.
+    assert memory["parts"]["activations"] >= 16 * 4 * 6 * 6 * 4
+    assert memory["room"] == 16e9
+    assert memory["fits"]
+    assert memory["largest_batch"] > 16
 
 
 def test_a_program_that_raises_ends_with_3_and_its_traceback(

@@ -15,8 +15,10 @@ from emulate.errors import UsageError
 from emulate.plan import (
     Forecast,
     Gradient,
+    InputRate,
     Measured,
     Recorded,
+    StepMemory,
     find_machine,
     make_forecast,
     parse_measured,
@@ -134,6 +136,44 @@ def test_input_that_is_too_slow_is_told() -> None:
     assert "Input limits: more GPUs do not help." in stream.getvalue()
 
 
+def test_the_measured_input_limits_unless_a_rate_is_given() -> None:
+    slow = replace(RESNET, input_rate=InputRate(1000.0, cores=2))
+    measured, given = forecast(ONE, recorded=slow), forecast(ONE, recorded=slow, rate=1e6)
+    assert [row.limit for row in measured.rows[:4]] == ["compute", "compute", "input", "input"]
+    assert any(
+        "Input: 1,000 examples/s for each host, measured on this machine with 2 CPU cores." in text for text in measured.basis
+    )
+    assert "input" not in {row.limit for row in given.rows}
+    assert any("Input: 1,000,000 examples/s for each host (--input-rate)." in text for text in given.basis)
+    assert (measured.to_json()["input_per_second"], given.to_json()["input_per_second"]) == (1000.0, 1e6)
+
+
+def test_an_input_that_was_not_measured_is_said() -> None:
+    found = forecast(ONE, recorded=replace(RESNET, input_rate="it has one batch"))
+    assert any("Input: NOT measured: it has one batch. The forecast has no limit by input." in text for text in found.basis)
+    assert found.to_json()["input_per_second"] is None
+
+
+def test_the_memory_is_that_of_the_machine_unless_another_is_given() -> None:
+    step = StepMemory(100e6, 200e6, 0.0, (0.0, 1e6), ((0.0, 200e6, 200e6),), ((0.0, 200e6, 200e6),))
+    recorded = replace(RESNET, memory=step)
+    small = make_forecast(recorded, find_machine("p3.16xlarge"), parse_measured([ONE]), memory=8e9)
+    stream = io.StringIO()
+    show_plan(forecast(ONE, recorded=recorded), stream)
+    show_plan(small, stream)
+    text = " ".join(stream.getvalue().split())
+    assert "Fits in 16 GB: yes. The largest batch that fits is 77." in text
+    assert "Fits in 8 GB: no. It would with batch 38, or bfloat16 (keras.mixed_precision, 6.88 GB)" in text
+    assert small.to_json()["memory"]["fits"] is False
+    assert json.loads(json.dumps(small.to_json(), allow_nan=False))["memory"]["largest_batch"] == 38
+
+
+def test_memory_that_is_not_known_is_said() -> None:
+    stream = io.StringIO()
+    show_plan(forecast(ONE), stream)
+    assert "Memory: not known, because the graph of the step is not known." in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("recorded", "machine", "why"),
     [
@@ -195,8 +235,8 @@ def test_the_table_has_a_line_for_each_number_of_gpus() -> None:
     assert max(map(len, lines)) <= 120
 
 
-def write_trace(folder: Path, *, rows: list[str] | None, **about: object) -> Trace:
-    Trace.describe(folder, {"topology": "1x1", "program": "train.py", **about})
+def write_trace(folder: Path, *, rows: list[str] | None, event: dict[str, object] | None = None) -> Trace:
+    Trace.describe(folder, {"topology": "1x1", "program": "train.py"})
     writer = TraceWriter(folder / "host-0", budget=1 << 20)
     gradients = {
         "kernel": writer.array(np.ones((3, 4), np.float32)),
@@ -210,6 +250,7 @@ def write_trace(folder: Path, *, rows: list[str] | None, **about: object) -> Tra
     variables = {name: {"digest": "d", "array": array} for name, array in arrays.items()}
     writer.write({"event": "initial", "replica": 0, "variables": variables})
     writer.write({"event": "program", "float16": ["kernel"]})
+    writer.write(event or {"event": "input", "failure": "it has one batch"})
     writer.close()
     return Trace(folder)
 
@@ -223,6 +264,17 @@ def test_a_recorded_run_gives_batch_gradients_and_operations(tmp_path: Path) -> 
     assert (found.parameters, found.gradient_bytes, found.gathered_bytes) == (72, 56, 40)
     assert (found.flops, found.kernels, found.uncounted) == (96.0, 9, ("While",))
     assert found.in_16_bits
+    assert found.input_rate == "it has one batch"
+
+
+@pytest.mark.parametrize(
+    ("first", "rate"),
+    [(2, 30 / 0.5), (1, 20 * 2 / 0.5)],  # an element that is one example alone: the program makes batches of them
+)
+def test_the_time_of_the_input_gives_a_rate(tmp_path: Path, first: int, rate: float) -> None:
+    event = {"event": "input", "first": first, "elements": 20, "examples": 30, "seconds": 0.5, "cores": 2}
+    trace = write_trace(tmp_path / "trace", rows=["a", "b"], event=event)
+    assert read_recorded(trace, tmp_path / "none.json").input_rate == InputRate(rate, 2)
 
 
 def test_an_unknown_batch_is_asked_for(tmp_path: Path) -> None:

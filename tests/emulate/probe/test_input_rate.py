@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from emulate.probe import input_rate
+
+
+def measured(dataset: Any) -> dict[str, Any]:
+    written: list[Any] = []
+    input_rate.measure(dataset, written.append)
+    (event,) = written
+    return dict(event)
+
+
+def test_all_examples_after_the_first_batch_are_counted() -> None:
+    event = measured(tf.data.Dataset.range(23).batch(5))
+    assert (event["event"], event["first"], event["elements"], event["examples"]) == ("input", 5, 4, 18)
+    assert event["seconds"] > 0
+    assert event["cores"] >= 1
+
+
+def test_an_endless_dataset_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_rate, "_SECONDS", 0.01)
+    assert measured(tf.data.Dataset.range(8).repeat().batch(4))["elements"] >= 1
+
+
+def test_elements_that_are_no_batches_are_one_example_each() -> None:
+    assert measured(tf.data.Dataset.range(4))["examples"] == 3
+
+
+def test_what_cannot_be_measured_says_why() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise KeyError("no more")
+
+    dataset = tf.data.Dataset.from_generator(broken, output_signature=tf.TensorSpec([], tf.int32))
+    assert measured(None) == {"event": "input", "failure": "gpudist saw no tf.data pipeline"}
+    assert measured(tf.data.Dataset.range(3).batch(4)) == {"event": "input", "failure": "it has one batch"}
+    assert measured(dataset)["failure"].startswith("reading it once more raises ")
