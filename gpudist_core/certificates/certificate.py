@@ -52,7 +52,7 @@ class Input:
     """Name an argument of `Strategy.run` that holds examples.
 
     Attributes:
-        position: Its place among the flattened arguments.
+        position: Its place among the tensors with axes of the flattened arguments.
         shape: The shape of one example.
     """
 
@@ -110,7 +110,7 @@ class Certificate:
             step: The step, counted from 0.
             precision: A key of `UNITS`.
         """
-        return np.minimum(FACTOR * UNITS[precision] * self.noise[step], MOST * self.norms[step])
+        return np.asarray(np.minimum(FACTOR * UNITS[precision] * self.noise[step], MOST * self.norms[step]))
 
     def loss_tolerance(self, step: int, precision: str) -> float:
         """Return how far a loss may be from the certified one."""
@@ -123,7 +123,7 @@ class Certificate:
         arrays = {name: whole.pop(name) for name in _ARRAYS}
         partial = Path(f"{os.fspath(path)}.partial")
         with partial.open("wb") as file:  # by a file, as NumPy adds a suffix to a name
-            np.savez(file, about=np.array(json.dumps({"format": FORMAT, **whole})), **arrays)
+            np.savez(file, about=np.array(json.dumps({"format": FORMAT, **whole}).encode()), **arrays)
         partial.replace(path)
 
     @classmethod
@@ -141,7 +141,7 @@ class Certificate:
         """
         try:
             with np.load(path, allow_pickle=False) as file:
-                about: dict[str, Any] = json.loads(str(file["about"]))
+                about: dict[str, Any] = json.loads(file["about"].item())
                 found = _from(cls, about, {name: file[name] for name in _ARRAYS})
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             why = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -156,7 +156,7 @@ def _bits_in(rows: Any) -> Any:
 @functools.lru_cache(maxsize=8)
 def _weights(width: int, place: int) -> Integers:
     """Return an odd number for each element of an example (multilinear hashing: Carter and Wegman 1979)."""
-    return _numbers(np.arange(width), place, 0) | 1
+    return np.asarray(_numbers(np.arange(width), place, 0) | 1)
 
 
 @functools.lru_cache(maxsize=64)

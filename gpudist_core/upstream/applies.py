@@ -45,14 +45,22 @@ def counter_of(optimizer: Any) -> Any:
 
 
 def arguments_of_run(replica: int) -> list[Any] | None:
-    """Return the flattened arguments of the current `Strategy.run` on a replica; None outside of it.
+    """Return the tensors with axes among the arguments of the current `Strategy.run` on a replica; None outside of it.
 
     Args:
         replica: The number of the replica among those of this host.
     """
+    import tensorflow as tf
     from tensorflow.python.distribute import distribute_utils
 
-    return [distribute_utils.select_replica(replica, value) for value in _calls[-1]] if _calls else None
+    values = (distribute_utils.select_replica(replica, value) for value in _calls[-1]) if _calls else None
+    return None if values is None else [one for one in values if tf.is_tensor(one) and one.shape.rank != 0 and _has_values(one)]
+
+
+def _has_values(tensor: Any) -> bool:
+    import tensorflow as tf
+
+    return tensor.dtype not in (tf.resource, tf.variant)
 
 
 def _replacements() -> patches.Replacements:
