@@ -34,9 +34,9 @@ def main() -> int:
 
 
 def _figures(wanted: list[str]) -> Iterator[Figure]:
-    from benchmarks import clusters, cost, memory, pool, suite, training, verification
+    from benchmarks import certificate, clusters, cost, memory, pool, suite, training, verification
 
-    for module in (clusters, verification, cost, memory, training, pool, suite):
+    for module in (clusters, verification, certificate, cost, memory, training, pool, suite):
         if not wanted or any(module.__name__.endswith(name) for name in wanted):
             yield from module.figures()
 

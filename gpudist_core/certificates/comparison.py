@@ -97,10 +97,8 @@ class Comparison:
         if step == 0:
             at = _worst(seen.start, known.start, SAME * known.start_norms)
             if at is not None:
-                advice = (
-                    "The variables begin otherwise. Seed the program as the verification did: "
-                    f"keras.utils.set_random_seed({known.seed}), before the model is built."
-                )
+                seed = f"It was verified with --seed {known.seed}."
+                advice = f"The variables begin otherwise: another seed, or restored ones. {seed}"
                 raise self._mismatch(0, "start", at, seen.start, known.start, SAME * known.start_norms, advice)
         if known.inputs and not np.array_equal(seen.examples, known.examples[step]):
             raise CertificateMismatch(
