@@ -109,10 +109,10 @@ def _check_apart(named: Mapping[str, str]) -> None:
 def _file(option: str, text: str, others: Mapping[str, Path | None]) -> Path:
     from emulate.report import STANDARD_OUTPUT, check_writable
 
-    if text == _STANDARD_OUTPUT:
+    if text == _STANDARD_OUTPUT and option != "--certificate":
         return STANDARD_OUTPUT
-    if not text:
-        raise UsageError(f"{option} must name a file. Received: {option} ''. Name one, or leave {option} out.")
+    if text in ("", _STANDARD_OUTPUT):
+        raise UsageError(f"{option} must name a file. Received: {option} {text!r}. Name one, or leave {option} out.")
     for what, other in others.items():
         if other is not None and _place(text) == os.path.realpath(other):
             raise UsageError(

@@ -147,6 +147,8 @@ def verify(
         ]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
+    if certificate is not None and lacking:
+        notes.append(certify(None, every[0], certificate))
     about = (found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
     return Verdict(*about, strict=strict, program_starts=len(runner.started))
 

@@ -152,10 +152,10 @@ def test_fit_passes_with_its_loss_and_stops_with_another_seed(run: Run, folder: 
 
 
 def test_random_numbers_are_those_of_the_program_itself(run: Run, folder: Path, preload: Preload) -> None:
-    certificate = certified(folder, preload, "loop.py", "2x2", "1", "0", "3", "0.5", "")
-    code, output, errors = run("2x2", "loop.py", "1", "0", "3", "0.5", str(certificate))
+    certificate = certified(folder, preload, "loop.py", "1x2", "1", "0", "3", "0.5", "")
+    code, output, errors = run("1x2", "loop.py", "1", "0", "3", "0.5", str(certificate))
     assert code == 0, errors
-    assert output.count("checked no more") == 2
+    assert "checked no more" in output
 
 
 def test_a_program_that_trains_another_model_gets_no_certificate(folder: Path, preload: Preload) -> None:
