@@ -140,7 +140,8 @@ class Certificate:
             UsageError: If it is not there, not a certificate, or damaged.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # NumPy leaves a damaged file open that it has opened itself.
+            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 about: dict[str, Any] = json.loads(file["about"].item())
                 found = _from(cls, about, {name: file[name] for name in _ARRAYS})
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:

@@ -37,7 +37,7 @@ def check(certificate: str | os.PathLike[str] | None, *, precision: str = AUTO) 
 
 
 class Check:
-    """Compare the first steps of a run with a certificate. It costs nothing after them.
+    """Compare the first steps of a run with a certificate. After them the optimizer is as before.
 
     Args:
         watch: Compares; None checks nothing.

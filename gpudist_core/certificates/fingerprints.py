@@ -85,7 +85,7 @@ def projected(gradients: Sequence[Any], names: Sequence[str], step: Any) -> Any:
     owners = tf.searchsorted(ends, tf.range(ends[-1]), side="right")
     numbers = tf.concat([_row_numbers(gradient, one) for gradient, one in zip(gradients, products, strict=True)], 0)
     signs = _signs(_numbers(numbers, tf.gather(seeds, owners), step))
-    # Keras names no tensor twice, and one without rows has no segment of its own: hence the number.
+    # The number, as a sparse gradient may have no rows at its end.
     return tf.math.unsorted_segment_sum(tf.concat(products, 0) * signs, owners, len(products))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 import gpudist_core as gd
 
-seed, wrong, data_seed, dropout, check, *functions = sys.argv[1:]
+seed, loss_of, data_seed, dropout, check, *functions = sys.argv[1:]
 strategy = gd.make_strategy()
 keras.utils.set_random_seed(int(seed))
 rng = np.random.default_rng(int(data_seed))
@@ -38,7 +38,7 @@ with strategy.scope():
 
 def step(x, y):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / (int(wrong) or 24)
+        loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / (24.0 if loss_of == "right" else tf.cast(tf.shape(x)[0], tf.float32))
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
     return loss
 
@@ -69,7 +69,7 @@ with tf.distribute.MirroredStrategy().scope():
 model.fit(x, x.sum(axis=1), batch_size=24, shuffle=False, verbose=0, callbacks=[gd.check(check or None)])
 print("checked no more" if "apply" not in vars(model.optimizer) else "still checked")
 """
-RIGHT = ("1", "0", "3", "0.0")
+RIGHT = ("1", "right", "3", "0.0")
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -122,11 +122,11 @@ def test_a_right_loop_passes_and_is_left_alone_after_the_certified_steps(
 @pytest.mark.parametrize(
     ("args", "stage"),
     [
-        (("2", "0", "3", "0.0"), "stage='start', tensor='sequential/dense/kernel'"),
-        (("1", "6", "3", "0.0"), "stage='gradient', tensor='sequential/dense"),
-        (("1", "0", "4", "0.0"), "stage='examples', tensor='global batch'"),
+        (("2", "right", "3", "0.0"), "stage='start', tensor='sequential/dense/kernel'"),
+        (("1", "mean", "3", "0.0"), "stage='gradient', tensor='sequential/dense"),
+        (("1", "right", "4", "0.0"), "stage='examples', tensor='global batch'"),
     ],
-    ids=["another seed", "a loss of each replica's own size", "other data"],
+    ids=["another seed", "a loss of each replica's own mean", "other data"],
 )
 def test_another_training_stops_in_its_first_step(
     run: Run, folder: Path, preload: Preload, args: tuple[str, ...], stage: str
@@ -152,15 +152,15 @@ def test_fit_passes_with_its_loss_and_stops_with_another_seed(run: Run, folder: 
 
 
 def test_random_numbers_are_those_of_the_program_itself(run: Run, folder: Path, preload: Preload) -> None:
-    certificate = certified(folder, preload, "loop.py", "1x2", "1", "0", "3", "0.5", "")
-    code, output, errors = run("1x2", "loop.py", "1", "0", "3", "0.5", str(certificate))
+    certificate = certified(folder, preload, "loop.py", "1x2", "1", "right", "3", "0.5", "")
+    code, output, errors = run("1x2", "loop.py", "1", "right", "3", "0.5", str(certificate))
     assert code == 0, errors
     assert "checked no more" in output
 
 
 def test_a_program_that_trains_another_model_gets_no_certificate(folder: Path, preload: Preload) -> None:
     path = folder / "none.npz"
-    args = ("1", "6", "3", "0.0", "")
+    args = ("1", "mean", "3", "0.0", "")
     verdict = emulate.verify(folder / "loop.py", "1x2", args=args, preload=preload, steps=3, certificate=path)
     assert "No certificate was written: the verdict is divergent." in verdict.notes
     assert not path.exists()
