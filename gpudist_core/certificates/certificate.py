@@ -109,6 +109,9 @@ class Certificate:
         Args:
             step: The step, counted from 0.
             precision: A key of `UNITS`.
+
+        Returns:
+            A number for each tensor.
         """
         return np.asarray(np.minimum(FACTOR * UNITS[precision] * self.noise[step], MOST * self.norms[step]))
 

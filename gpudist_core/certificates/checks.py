@@ -74,12 +74,7 @@ class Check:
             self._batches = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare the loss in the logs.
-
-        Raises:
-            CertificateMismatch: If it is not the certified one.
-            UsageError: If the step was not checked.
-        """
+        """Compare the loss in the logs."""
         del batch
         if self._watch is None or self._batches is None or self._batches >= self._watch.certificate.steps:
             return

@@ -54,6 +54,11 @@ class Comparison:
     def take(self, step: int, replica: int, report: Report) -> None:
         """Take a replica's report.
 
+        Args:
+            step: The number of the step.
+            replica: The number of the replica.
+            report: What it reports.
+
         Raises:
             CertificateMismatch: In the last replica of a host, on every host alike.
             UsageError: If a replica reports a step twice.
@@ -76,11 +81,7 @@ class Comparison:
                 self._end()
 
     def compare_loss(self, step: int, loss: float) -> None:
-        """Compare the loss that a step logs, after its gradients.
-
-        Raises:
-            CertificateMismatch: If it is not the certified one.
-        """
+        """Compare the loss that a step logs, after its gradients. Raise CertificateMismatch for another one."""
         certified, tolerance = float(self._certificate.losses[step, 0]), self._certificate.loss_tolerance(step, self._precision)
         if np.isfinite(certified) and not abs(loss - certified) <= tolerance:
             advice = "The gradients of this step are the certified ones: compare how the loss is reported."

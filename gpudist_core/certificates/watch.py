@@ -54,12 +54,7 @@ class Watch:
         self._ends = [applies.before_apply(optimizer, self._before_apply), partial(applies.of_run.__exit__, None, None, None)]
 
     def compare_loss(self, step: int, value: Any) -> None:
-        """Compare a loss that `fit` logs.
-
-        Raises:
-            CertificateMismatch: If it is not the certified one.
-            UsageError: If no step was checked.
-        """
+        """Compare a loss that `fit` logs. Raise UsageError if no step was checked."""
         if self._comparison is None:
             raise UsageError(
                 "A checked model must not have trained before",
@@ -111,6 +106,9 @@ class Watch:
             projections: The projections of its gradients.
             start: Those of its variables, in the first step.
             examples: The fingerprint of its examples.
+
+        Returns:
+            Zero, as an operation must return something.
         """
         assert self._comparison is not None
         if outside is not None:
@@ -163,7 +161,14 @@ def _check_tensors(known: Certificate, variables: list[Any]) -> None:
 
 
 def _inputs(known: Certificate, replica: int) -> list[Any]:
-    """Return the arguments of `Strategy.run` with the examples of a replica of this host, with known shapes.
+    """Return the arguments of `Strategy.run` with the examples of a replica, with known shapes.
+
+    Args:
+        known: The certificate.
+        replica: The number of the replica on this host.
+
+    Returns:
+        A tensor for each certified input.
 
     Raises:
         UsageError: If the optimizer is applied outside of `Strategy.run`.

@@ -49,6 +49,9 @@ def arguments_of_run(replica: int) -> list[Any] | None:
 
     Args:
         replica: The number of the replica among those of this host.
+
+    Returns:
+        The tensors, flattened.
     """
     import tensorflow as tf
     from tensorflow.python.distribute import distribute_utils

@@ -38,7 +38,8 @@ with strategy.scope():
 
 def step(x, y):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / (24.0 if loss_of == "right" else tf.cast(tf.shape(x)[0], tf.float32))
+        of_each = (model(x, training=True) - y) ** 2
+        loss = tf.reduce_sum(of_each) / 24 if loss_of == "right" else tf.reduce_mean(of_each)
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
     return loss
 
