@@ -13,6 +13,7 @@ import emulate
 from emulate.cli.app import app
 from emulate.cluster import Preload
 from emulate.errors import UsageError
+from emulate.report.files import check_writable
 from gpudist_core.certificates import Certificate
 
 LOOP = """
@@ -87,6 +88,7 @@ def certified(folder: Path, preload: Preload, program: str, topology: str, *args
     path = folder / f"{program}-{'-'.join(args)}.npz"
     if not path.exists():
         verdict = emulate.verify(folder / program, topology, args=args, preload=preload, certificate=path)
+        check_writable(path, "--certificate")  # an earlier certificate may be written over
         assert any(f"Certificate of 5 steps written to {path}." in note for note in verdict.notes), verdict
     return path
 
