@@ -168,8 +168,7 @@ def _numbers(places: Any, seed: Any, step: Any) -> Any:
     """Return random int64 numbers: SplitMix64 (Steele, Lea and Flood 2014, public domain) of place, seed and step."""
     if isinstance(places, np.ndarray):
         seed, step = np.array([seed]), np.array([step])  # arrays wrap around, where Python's integers grow
-    # Mixed twice, so that neighbouring steps and seeds do not shift one sequence.
-    return _mixed(_mixed((places + 1) * _GOLDEN) + seed * _MIX[0] + step * _MIX[1])
+    return _mixed(places * _GOLDEN + (seed * _MIX[0] + step * _MIX[1]))
 
 
 def _mixed(values: Any) -> Any:

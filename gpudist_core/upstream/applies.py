@@ -24,6 +24,8 @@ def before_apply(optimizer: Any, before: Before) -> Callable[[], None]:
     """
     import tensorflow as tf
 
+    before = tf.autograph.experimental.do_not_convert(before)  # in the step of a user, autograph would convert it
+
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)

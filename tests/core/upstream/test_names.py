@@ -336,8 +336,8 @@ def applies() -> dict[str, bool]:
     @tf.function
     def step(values: Any) -> None:
         def replica(value: Any, number: int) -> None:
-            place = tf.distribute.get_replica_context().replica_id_in_sync_group
-            seen[int(tf.get_static_value(place))] = [one is value for one in ours.arguments_of_run(int(place)) or ()]
+            place = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            seen[int(place)] = [one is value for one in ours.arguments_of_run(place)]
 
         where.run(replica, args=(values,), kwargs={"number": 1})
 
