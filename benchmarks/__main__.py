@@ -34,9 +34,9 @@ def main() -> int:
 
 
 def _figures(wanted: list[str]) -> Iterator[Figure]:
-    from benchmarks import clusters, cost, memory, plan_memory, pool, suite, training, verification, virtual
+    from benchmarks import certificate, clusters, cost, memory, plan_memory, pool, suite, training, verification, virtual
 
-    for module in (clusters, verification, cost, memory, plan_memory, training, pool, suite, virtual):
+    for module in (clusters, verification, certificate, cost, memory, plan_memory, training, pool, suite, virtual):
         if not wanted or any(module.__name__.endswith(name) for name in wanted):
             yield from module.figures()
 

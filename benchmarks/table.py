@@ -19,6 +19,8 @@ WHAT = {
     "verify_40_steps": "`verify` on `1x4` of a compiled digits loop of 40 steps, all its runs: ratio",
     "verify_400_steps": "The same with 400 steps: ratio",
     "probed_step_1x4": "A recorded step on `1x4`, digits CNN, batch 256: ratio",
+    "certified_step_1x2": "A step of a CNN that `gpudist_core.check` compares, on `1x2`: ratio of processor time",
+    "step_after_certificate_1x2": "The same step after the certified ones: ratio",
     "own_step_1_1": "`TrainStep` on one device, digits CNN, batch 256: times as fast",
     "own_step_1_4": "The same on `1x4`",
     "fit_1_4": "`fit` of a `distributed` MLP on `1x4`, batch 64: times as fast",

@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpudist_core.certificates import CertificateMismatch, Check, check
     from gpudist_core.checkpoints import (
         CheckpointRefused,
         Checkpoints,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from gpudist_core.strategies import make_strategy
 
 _PLACES = {
+    "CertificateMismatch": "certificates",
+    "Check": "certificates",
     "CheckpointRefused": "checkpoints",
     "Checkpoints": "checkpoints",
     "CoordinatedTraining": "parameter_servers",
@@ -60,6 +63,7 @@ _PLACES = {
     "UnknownLength": "pipelines",
     "UsageError": "errors",
     "WrongUse": "errors",
+    "check": "certificates",
     "distributed": "keras_model",
     "environment": "environments",
     "make_strategy": "strategies",
@@ -73,6 +77,8 @@ _PLACES = {
 _WITHOUT_TENSORFLOW = ("environments", "errors")
 
 __all__ = [
+    "CertificateMismatch",
+    "Check",
     "CheckpointRefused",
     "Checkpoints",
     "CoordinatedTraining",
@@ -95,6 +101,7 @@ __all__ = [
     "UnknownLength",
     "UsageError",
     "WrongUse",
+    "check",
     "distributed",
     "environment",
     "make_strategy",

@@ -38,12 +38,14 @@ class Outputs:
         html: The file of `--html`, or None.
         screen: What is left for people: standard output, unless a file took it.
         sarif: The file of `--sarif`, or None.
+        certificate: The file of `--certificate`, or None. It is written before the verdict.
     """
 
     json: Path | None
     html: Path | None
     screen: TextIO
     sarif: Path | None = None
+    certificate: Path | None = None
 
     def write(self, verdict: Verdict) -> None:
         """Show a verdict, and write it to the files that were asked for."""
@@ -64,6 +66,7 @@ def check(
     others: Mapping[str, Path | None] | None = None,
     *,
     sarif: str | None = None,
+    certificate: str | None = None,
 ) -> Outputs:
     """Find out before the work starts whether the files can be written, and what that would destroy.
 
@@ -72,6 +75,7 @@ def check(
         html: What `--html` names, or None.
         others: What else the command reads or writes, by what it is: no report may lie there.
         sarif: What `--sarif` names, or None.
+        certificate: What `--certificate` names, or None.
 
     Returns:
         Where the report goes.
@@ -81,13 +85,14 @@ def check(
     """
     from emulate.report import check_libraries
 
-    named = {option: text for option, text in (("--json", json), ("--html", html), ("--sarif", sarif)) if text is not None}
+    given = {"--json": json, "--html": html, "--sarif": sarif, "--certificate": certificate}
+    named = {option: text for option, text in given.items() if text is not None}
     _check_apart(named)
     if html is not None:
         check_libraries()
     files = {option: _file(option, text, others or {}) for option, text in named.items()}
     screen = sys.stderr if _STANDARD_OUTPUT in named.values() else sys.stdout
-    return Outputs(files.get("--json"), files.get("--html"), screen, files.get("--sarif"))
+    return Outputs(files.get("--json"), files.get("--html"), screen, files.get("--sarif"), files.get("--certificate"))
 
 
 def _check_apart(named: Mapping[str, str]) -> None:
@@ -104,10 +109,10 @@ def _check_apart(named: Mapping[str, str]) -> None:
 def _file(option: str, text: str, others: Mapping[str, Path | None]) -> Path:
     from emulate.report import STANDARD_OUTPUT, check_writable
 
-    if text == _STANDARD_OUTPUT:
+    if text == _STANDARD_OUTPUT and option != "--certificate":
         return STANDARD_OUTPUT
-    if not text:
-        raise UsageError(f"{option} must name a file. Received: {option} ''. Name one, or leave {option} out.")
+    if text in ("", _STANDARD_OUTPUT):
+        raise UsageError(f"{option} must name a file. Received: {option} {text!r}. Name one, or leave {option} out.")
     for what, other in others.items():
         if other is not None and _place(text) == os.path.realpath(other):
             raise UsageError(

@@ -81,6 +81,14 @@ def verify(
         Path | None,
         typer.Option("--traces", metavar="DIR", help="Save the trace of each run in this folder, for gpudist compare."),
     ] = None,
+    certificate: Annotated[
+        str | None,
+        typer.Option(
+            "--certificate",
+            metavar="FILE",
+            help="If the same model is trained, write its first steps to this file, for gpudist_core.check in the real run.",
+        ),
+    ] = None,
 ) -> int:
     """Verify that PROGRAM trains the same model on these topologies as on one device."""
     from emulate.program import Program
@@ -94,7 +102,7 @@ def verify(
     options.check_choices(device=device, network=network, all_reduce=all_reduce, precision=precision)
     found = Program.find(options.program_target(program, module), program_args(context))
     others = {"the program itself": found.file, "the folder of --traces": traces}
-    files = outputs.check(json, html, others, sarif=sarif)
+    files = outputs.check(json, html, others, sarif=sarif, certificate=certificate)
     if traces is not None:
         check_folder(traces)
     options.check_codes(allow)
@@ -118,6 +126,7 @@ def verify(
             reference_args=tuple(reference_arg) or None,
             virtual=virtual,
             traces=traces,
+            certificate=files.certificate,
             progress=progress,
         )
     files.write(replace(verdict, notes=(*verdict.notes, *filter(None, [from_file]))))

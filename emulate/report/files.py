@@ -14,7 +14,8 @@ STANDARD_OUTPUT = Path("/dev/stdout")
 _OUR_JSON = rb'\s*\{\s*"schema"\s*:\s*"gpudist\.'
 _OUR_PAGE = rb'<!DOCTYPE html>.{,400}<meta name="generator" content="gpudist">'
 _OUR_SARIF = rb'\s*\{\s*"\$schema".{,300}"driver"\s*:\s*\{\s*"name"\s*:\s*"gpudist"'
-_OURS = re.compile(b"|".join((_OUR_JSON, _OUR_PAGE, _OUR_SARIF)), re.DOTALL)
+_OUR_CERTIFICATE = rb'PK.{28}about\.npy.{,200}\{"format": "gpudist\.certificate/'
+_OURS = re.compile(b"|".join((_OUR_JSON, _OUR_PAGE, _OUR_SARIF, _OUR_CERTIFICATE)), re.DOTALL)
 _HEAD = 1024  # bytes of a file that tell whose it is
 
 

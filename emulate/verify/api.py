@@ -17,6 +17,7 @@ from emulate.probe import Trace, check_intact
 from emulate.program import Program
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify.case import Case
+from emulate.verify.certify import certify
 from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
 from emulate.verify.outcome import Outcome
@@ -59,6 +60,7 @@ def verify(
     reference_args: Sequence[str] | None = None,
     virtual: bool = False,
     traces: Path | None = None,
+    certificate: Path | None = None,
     progress: Progress | None = None,
     preload: Preload | None = None,
 ) -> Verdict:
@@ -88,6 +90,8 @@ def verify(
         virtual: Let all replicas take turns in one process, each with its own examples, and sum their gradients by arithmetic.
             For topologies of up to 4096 replicas, such as `1x1024` or `128x8`.
         traces: An empty folder for what every run records. Default: nothing is kept.
+        certificate: A file for the first steps, with which `gpudist_core.check` compares a real run. It needs one topology, and
+            is written only for the verdicts `equivalent` and `by-design`. A note says so, or says why there is none.
         progress: An object that is told about every run and step.
         preload: A running pre-loaded parent, for several verifications one after the other.
 
@@ -108,6 +112,8 @@ def verify(
     topologies = _topologies(topology, is_virtual=virtual)
     _check(steps, timeout)
     wanted_faults = _faults(faults, restarts, topologies)
+    if certificate is not None:
+        _check_certifiable(topologies, precision)
     if virtual:
         check_virtual(topologies, wanted_faults, device, all_reduce)
     choice = choose_device("cpu" if virtual else device, topologies)
@@ -131,7 +137,7 @@ def verify(
         restarts=restarts,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
-        reference, runs, notes = _judge_all(runner, found.name, seed, allow, fitting)
+        reference, runs, notes = _judge_all(runner, found.name, seed, allow, fitting, certificate)
         notes += [
             *([NOT_SEEN] if virtual else []),
             *found.notes,
@@ -141,6 +147,8 @@ def verify(
         ]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
+    if certificate is not None and lacking:
+        notes.append(certify(None, every[0], certificate))
     about = (found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
     return Verdict(*about, strict=strict, program_starts=len(runner.started))
 
@@ -149,7 +157,12 @@ _OF_SERVERS = f"Topologies with parameter servers are compared with one worker a
 
 
 def _judge_all(
-    runner: Runner, program: str, seed: int, allow: Collection[str], topologies: Sequence[Topology]
+    runner: Runner,
+    program: str,
+    seed: int,
+    allow: Collection[str],
+    topologies: Sequence[Topology],
+    certificate: Path | None,
 ) -> tuple[Reference, list[Run], list[str]]:
     """Return what the (first) reference did, the verdict on each topology, and what holds for all of them."""
     references: list[Reference] = []
@@ -159,7 +172,10 @@ def _judge_all(
         wanted = [topology for topology in topologies if bool(topology.num_ps) == bool(place.num_ps)]
         if not wanted:
             continue
-        reference, judged, about = Session(runner, program, seed, allow, place).judge(wanted)
+        session = Session(runner, program, seed, allow, place)
+        reference, judged, about = session.judge(wanted)
+        if certificate is not None:
+            about = [*about, certify(session.evidence(wanted[0]), judged[0], certificate)]
         references.append(reference)
         runs |= dict(zip(wanted, judged, strict=True))
         notes += about
@@ -167,6 +183,16 @@ def _judge_all(
         notes.append(_OF_SERVERS)
     found = references[0] if references else Reference("none")
     return found, [runs[topology] for topology in topologies], list(dict.fromkeys(notes))
+
+
+def _check_certifiable(topologies: Sequence[Topology], precision: str) -> None:
+    """Raise UsageError where a certificate would not be that of the real run."""
+    if len(topologies) > 1 or topologies[0].num_ps or precision != "float32":
+        names = [str(one) for one in topologies]
+        raise UsageError(
+            "A certificate is made of one topology of workers, in float32. "
+            f"Received: topology={names}, precision={precision!r}. Verify each topology by itself, with its own file."
+        )
 
 
 def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:

@@ -12,6 +12,7 @@ from emulate.topology import REFERENCE, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case
 from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
+from emulate.verify.certify import Evidence
 from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, longer
 from emulate.verify.judge import Judgement, judge
@@ -70,6 +71,7 @@ class Session:
         self._yardsticks = Yardsticks(runner, seed, reference)
         self._reruns = Reruns(self._yardsticks, runner.program)
         self._leads: dict[tuple[str, Variation], Variation | None] = {}
+        self._cases: dict[Topology, Case] = {}
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         """Make the runs and judge each topology.
@@ -124,6 +126,14 @@ class Session:
             for run, found in zip(runs, compared, strict=True)
         ]
         return self._summary(reference), judged, notes
+
+    def evidence(self, topology: Topology) -> Evidence | None:
+        """Return what a topology was judged by last, with the draws that the program makes without gpudist; None without it."""
+        case = self._cases.get(topology)
+        if case is None or not _draws_numbers(case.untouched):
+            return None if case is None else Evidence(case, case.untouched)
+        own = trace_of(self._yardsticks.topology(topology, OWN_DRAWS))
+        return None if own is None else Evidence(case, own)
 
     def _at_once(self, run: RunResult, reference: RunResult) -> Case:
         """Return what is known of a run without any other run than the reference."""
@@ -262,6 +272,7 @@ class Session:
 
         def judged_on(base: Variation) -> Judgement:
             case = self._case(run, own, varied, base, reference, compared, recovery)
+            self._cases[run.topology] = case
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
         led = self._led(run, compared, base)

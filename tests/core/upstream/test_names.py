@@ -323,8 +323,35 @@ def mirrored() -> dict[str, bool]:
     return {"distribute_utils.create_mirrored_variable": copies == [[1.0, 1.0], [2.0, 2.0]] and named == ["0", "1"]}
 
 
+def applies() -> dict[str, bool]:
+    import tensorflow as tf
+
+    from gpudist_core.upstream import applies as ours
+
+    where = tf.distribute.MirroredStrategy()
+    values = where.experimental_distribute_values_from_function(lambda context: tf.fill([1], context.replica_id_in_sync_group))
+    seen: dict[int, list[Any]] = {}
+
+    @tf.function
+    def step(values: Any) -> None:
+        def replica(value: Any, number: int) -> None:
+            place = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            seen[int(place)] = [one is value for one in ours.arguments_of_run(place)]
+
+        where.run(replica, args=(values,), kwargs={"number": 1})
+
+    original = tf.distribute.Strategy.run
+    with ours.of_run:
+        step(values)
+        outside = ours.arguments_of_run(0)
+    return {
+        "StrategyBase.run": seen == {0: [True], 1: [True]} and outside is None,
+        "Patches": tf.distribute.Strategy.run is original,
+    }
+
+
 NAMES: dict[str, Callable[[], dict[str, bool]]] = {
-    one.__name__: one for one in (trainer, models, layers, optimizers, tensorflow, mirrored)
+    one.__name__: one for one in (trainer, models, layers, optimizers, tensorflow, mirrored, applies)
 }
 
 

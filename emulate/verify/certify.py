@@ -1,0 +1,231 @@
+"""Make a certificate of a judged run: the fingerprints of its first steps, with what rounding may make of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from emulate.probe import Step, StoredArray, Trace
+from emulate.verify.arrays import Floats, aligned, eps_of, norm
+from emulate.verify.case import Case
+from emulate.verify.compared_runs import complete
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, total, weights_before
+from emulate.verify.noise import FACTOR, UNITS, Key, floors
+from emulate.verify.precision import computed_in, unit_of_all
+from emulate.verify.verdict import BY_DESIGN, Run
+from gpudist_core.certificates import MOST, NUM, START, STEPS, Certificate, Input, Integers, Tensor, examples_of, project
+
+_LOSS = "batch/loss"
+"""The name under which the probe reports the loss in the logs of `fit`."""
+
+
+class NotCertified(Exception):
+    """Say why a run has no certificate."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Hold a judged run.
+
+    Attributes:
+        case: What it was judged by.
+        trace: The run with the program's own random numbers, as it is on other machines.
+    """
+
+    case: Case
+    trace: Trace
+
+
+def certify(evidence: Evidence | None, run: Run, path: Path) -> str:
+    """Write the certificate of a run that trains the same model.
+
+    Args:
+        evidence: The run; None if it was not compared, or has no run with the program's own random numbers.
+        run: Its verdict.
+        path: The file.
+
+    Returns:
+        A note for the user: what was written, or why nothing was.
+    """
+    try:
+        if run.verdict not in ("equivalent", BY_DESIGN):
+            raise NotCertified(f"the verdict is {run.verdict}")
+        if evidence is None:
+            raise NotCertified("the program did not end well with random numbers of its own")
+        certificate = _Certifying(evidence, run).certificate()
+    except NotCertified as why:
+        return f"No certificate was written: {why}."
+    certificate.write(path)
+    left_out = f" It does not cover {'; '.join(certificate.left_out)}." if certificate.left_out else ""
+    return f"Certificate of {certificate.steps} steps written to {path}.{left_out}"
+
+
+class _Certifying:
+    """Collect the parts of one certificate."""
+
+    def __init__(self, evidence: Evidence, run: Run) -> None:
+        self._case, self._trace, self._run = evidence.case, evidence.trace, run
+        if len(self._trace.optimizers) != 1 or self._trace.optimizers == ["tape"]:
+            raise NotCertified(f"it needs one Keras optimizer, and the program has {self._trace.optimizers}")
+        (self._optimizer,) = self._trace.optimizers
+        self._steps = complete(self._trace, self._optimizer)[:STEPS]
+        self._names = names_of(self._steps[0])
+        self._how = self._case.base.runs.how(self._optimizer)
+        self._computed = computed_in(self._trace)
+        self._left_out: list[str] = []
+
+    def certificate(self) -> Certificate:
+        about, first = self._trace.about, self._steps[0]
+        self._check_gradients()
+        whole = [[self._gradient(step, name) for name in self._names] for step in self._steps]
+        norms = np.array([[np.nan if one is None else norm(one.reshape(-1)) for one in step] for step in whole])
+        noise = self._noise(norms)
+        inputs, examples = self._examples()
+        start = [_whole(weights_before(self._trace, self._optimizer, 0, name)) for name in self._names]
+        return Certificate(
+            program=self._trace.about["program"],
+            topology=self._run.topology,
+            replicas=self._case.num_replicas,
+            seed=int(about["seed"]),
+            versions=dict(about["versions"]),
+            optimizer=self._optimizer,
+            reduced=any(one.reduced for one in first.values()),
+            tensors=tuple(self._tensor(name) for name in self._names),
+            inputs=inputs,
+            projections=self._projections(whole, norms, noise),
+            norms=norms,
+            noise=noise,
+            start=np.array([_projected(one, name, START) for one, name in zip(start, self._names, strict=True)]),
+            start_norms=np.array([np.nan if one is None else norm(one.reshape(-1)) for one in start]),
+            examples=examples,
+            losses=self._losses(),
+            left_out=tuple(self._left_out),  # last: the other parts add to it
+        )
+
+    def _check_gradients(self) -> None:
+        """Raise NotCertified where the optimizer gets what the fingerprints cannot describe."""
+        arrays = [array for step in self._steps for one in step.values() for array in one.gradients.values()]
+        if any(array.slices or array.parts for array in arrays):
+            raise NotCertified("each replica holds another slice of a sharded table")
+        if any(not math.isfinite(array.norm) for array in arrays):
+            raise NotCertified(f"a gradient of the first {len(self._steps)} steps is not finite")
+        for step in self._steps:
+            if any(list(one.gradients) != self._names for one in step.values()):
+                raise NotCertified("not every replica has a gradient of every variable in every step")
+
+    def _gradient(self, step: StepOfAll, name: str) -> Floats | None:
+        """Return the sum over the replicas as float64, or None where not all elements were kept."""
+        parts = list(gradients_of(step, name).values())
+        if not all(part.is_complete for part in parts):
+            parts = [one.sums[name] for one in step.values() if name in one.sums]
+            if len(parts) < len({one.host for one in step.values()}):
+                return None
+        summed = np.sum([part.read().astype(np.float64) for part in parts], axis=0)
+        return np.asarray(summed / len(step) if self._how == "mean" else summed)
+
+    def _projections(self, whole: Sequence[Sequence[Floats | None]], norms: Floats, noise: Floats) -> Floats:
+        """Return the projections, without gradients that are not known or not more than rounding."""
+        found = np.array(
+            [
+                [_projected(array, name, step) for array, name in zip(arrays, self._names, strict=True)]
+                for step, arrays in enumerate(whole)
+            ]
+        )
+        is_rounding = FACTOR * noise > MOST * norms
+        found[is_rounding] = np.nan
+        for place, name in enumerate(self._names):
+            missing = [str(step) for step in range(len(found)) if np.isnan(found[step, place]).any()]
+            if missing:
+                why = "it is not more than rounding" if is_rounding[:, place].any() else "it was not recorded as a whole"
+                self._left_out.append(f"the gradient of {name} in step {', '.join(missing)} ({why})")
+        if np.isnan(found).all():
+            raise NotCertified("no gradient was recorded as a whole, or is more than rounding")
+        return found
+
+    def _noise(self, norms: Floats) -> Floats:
+        """Return the norm of what rounding makes of each gradient, from all pairs of runs that differ by rounding alone."""
+        case, spreads, scales, units = self._case, {}, {}, {}
+        pairs = [(one, case.reference) for one in case.noise]
+        if self._run.verdict == "equivalent" and case.ledger is not None and case.ledger.is_same:
+            pairs.append((case.topology, case.plain))  # two runs that went their own ways, as that of another machine will
+        for place, name in enumerate(self._names):
+            key = Key("gradient", self._optimizer, name)
+            scales[key] = dict(enumerate(norms[:, place]))
+            spreads[key] = {step: self._spread(pairs, step, name) for step in range(len(norms))}
+            units[key] = unit_of_all(list(gradients_of(self._steps[0], name).values()), self._computed)
+        found = floors(spreads, scales, units)
+        return np.array([[found[key][step] for key in found] for step in range(len(norms))])
+
+    def _spread(self, pairs: Sequence[tuple[Trace, Trace]], step: int, name: str) -> float:
+        """Return the largest norm of the difference of two runs' gradients; NaN without two."""
+        distances = []
+        for ours, theirs in pairs:
+            steps = [complete(trace, self._optimizer) for trace in (ours, theirs)]
+            if any(step >= len(one) for one in steps):
+                continue
+            parts = [list(gradients_of(one[step], name).values()) for one in steps]
+            if all(parts) and all(part.is_complete for part in itertools.chain(*parts)):
+                arrays, how = aligned([*parts[0], *parts[1]]), self._how if ours is self._case.topology else "sum"
+                one, other = arrays[: len(parts[0])], arrays[len(parts[0]) :]
+                distances.append(norm(total(one, how) - total(other, "sum")))
+        return max(distances, default=math.nan)
+
+    def _examples(self) -> tuple[tuple[Input, ...], Integers]:
+        """Return the inputs that hold examples, and the fingerprint of each step's batch."""
+        all_of = [one for step in self._steps for one in step.values()]
+        first = all_of[0]
+        why = None
+        if any(one.reduced or one.runs > 1 or one.again for one in all_of):
+            why = "gradients of several calls of Strategy.run are applied together, or outside of it"
+        elif not first.row_inputs or any(one.row_inputs != first.row_inputs or not one.rows for one in all_of):
+            why = "they are not arguments of Strategy.run in every step"
+        places = () if why else tuple(place for place in first.row_inputs if _is_dense(all_of, place))
+        if not places:
+            self._left_out.append(f"the examples ({why or 'they were not recorded as arrays of numbers'})")
+            return (), np.zeros((0, 3), np.int64)
+        kinds = [first.inputs[place] for place in places]
+        inputs = tuple(
+            Input(p, a.shape[1:], np.dtype(a.dtype).name) for p, a in zip(places, kinds, strict=True) if a is not None
+        )
+        return inputs, np.array([_batch(step, places) for step in self._steps], np.int64)
+
+    def _losses(self) -> Floats:
+        """Return the losses that `fit` logs, and their noise."""
+        seen = {one.step: one.value for one in self._trace.reports if one.name == _LOSS and one.host == 0}
+        if len(seen) < len(complete(self._trace, self._optimizer)) - 1:  # several steps a call
+            seen = {}
+        noise = {p.measure.step: p.noise for p in self._case.base.points if p.measure.key.tensor == _LOSS}
+        if not seen:
+            self._left_out.append("the loss (it is not in the logs of fit after each step)")
+        found = [(seen.get(step, np.nan), noise.get(step, np.nan)) for step in range(len(self._steps))]
+        return np.array([(loss, max(UNITS * eps_of("<f4") * abs(loss), np.nan_to_num(noise))) for loss, noise in found])
+
+    def _tensor(self, name: str) -> Tensor:
+        gradient = next(iter(gradients_of(self._steps[0], name).values()))
+        variable = weights_before(self._trace, self._optimizer, 0, name)
+        return Tensor(name, gradient.shape, np.dtype(gradient.dtype if variable is None else variable.dtype).name)
+
+
+def _projected(array: Floats | None, name: str, step: int) -> Floats:
+    return np.full(NUM, np.nan) if array is None else project(array, name, step)
+
+
+def _whole(array: StoredArray | None) -> Floats | None:
+    return None if array is None or not array.is_complete else array.read().astype(np.float64)
+
+
+def _is_dense(steps: Sequence[Step], place: int) -> bool:
+    """Return whether an input is kept whole, as numbers, on every replica in every step."""
+    arrays = [one.inputs[place] for one in steps]
+    return all(array is not None and array.is_complete and np.dtype(array.dtype).kind in "fiub" for array in arrays)
+
+
+def _batch(step: StepOfAll, places: Sequence[int]) -> Integers:
+    """Return the fingerprint of the global batch."""
+    parts = [[array.read() for place in places if (array := one.inputs[place]) is not None] for one in step.values()]
+    return np.asarray(np.sum([examples_of(part) for part in parts], axis=0, dtype=np.int64))
