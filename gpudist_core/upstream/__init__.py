@@ -16,6 +16,8 @@ TensorFlow: collectives and strategies
     tensorflow.python.distribute.distribute_utils.VARIABLE_CLASS_MAPPING: a mirrored variable of given parts (static)
     tensorflow.python.distribute.distribute_utils.VARIABLE_POLICY_MAPPING: the same (static)
     tensorflow.python.distribute.distribute_utils.create_mirrored_variable: the same (static)
+    tensorflow.python.distribute.distribute_utils.select_replica: a replica's part of an argument (applies)
+    tensorflow.python.distribute.distribute_lib.StrategyBase: the `run` of all strategies (applies)
     tensorflow.python.distribute.mirrored_strategy.MirroredExtended._use_merge_call: how replicas are summed (strategies)
     tensorflow.python.distribute.ps_values.AggregatingVariable: assignments of several replicas (central_storage)
     tensorflow.python.distribute.sharded_variable.ShardedVariable: reads of partitioned variables (coordination)

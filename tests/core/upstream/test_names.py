@@ -377,7 +377,10 @@ def _is_there(name: str) -> bool:
     if hasattr(owner, last):
         return True
     if not isinstance(owner, type):
-        return importlib.util.find_spec(name) is not None
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # what would be its package is a module
+            return False
     sources = [inspect.getsource(kind) for kind in owner.__mro__ if kind.__module__.startswith(PACKAGES)]
     return any(re.search(rf"self\.{last}\b", source) for source in sources)
 

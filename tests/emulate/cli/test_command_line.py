@@ -217,7 +217,10 @@ WRONG = [
     ("-m package.fit --json package/fit.py", "Received: --json 'package/fit.py', which is the program itself. Name another."),
     ("train.py --certificate notes.md", "Received: --certificate 'notes.md', which has something else. Name another"),
     ("train.py --certificate -", "--certificate must name a file. Received: --certificate '-'. Name one, or leave"),
-    ("A certificate is made of one topology of workers, in float32. Received",),
+    (
+        "train.py --certificate x --topology 1x2 --topology 1x4",
+        "A certificate is made of one topology of workers, in float32. Received",
+    ),
     ("train.py --json notes.md", "Received: --json 'notes.md', which has something else. Name another, or delete it first."),
     ("train.py --json x --traces ./x", "Received: --json 'x', which is the folder of --traces. Name another."),
     (
