@@ -83,7 +83,8 @@ def _checked(optimizer: Any, model: Any, steps: int) -> None:
     """Check against a certificate in which the batch alone is known: all is computed and compared, and nothing leaves it."""
     import numpy as np
 
-    from gpudist_core.certificates import NUM, Certificate, Check, Input, Tensor, examples_of
+    from gpudist_core.certificates import NUM, Certificate, Input, Tensor, examples_of
+    from gpudist_core.certificates.checks import Check
     from gpudist_core.certificates.watch import Watch
 
     tensors = tuple(Tensor(v.path, tuple(v.shape), v.dtype) for v in model.trainable_variables)

@@ -18,7 +18,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudist_core.certificates import CertificateMismatch, Check, check
+    from gpudist_core.certificates import CertificateMismatch
+    from gpudist_core.certificates.checks import Check, check
     from gpudist_core.checkpoints import (
         CheckpointRefused,
         Checkpoints,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "CertificateMismatch": "certificates",
-    "Check": "certificates",
+    "Check": "certificates.checks",
     "CheckpointRefused": "checkpoints",
     "Checkpoints": "checkpoints",
     "CoordinatedTraining": "parameter_servers",
@@ -63,7 +64,7 @@ _PLACES = {
     "UnknownLength": "pipelines",
     "UsageError": "errors",
     "WrongUse": "errors",
-    "check": "certificates",
+    "check": "certificates.checks",
     "distributed": "keras_model",
     "environment": "environments",
     "make_strategy": "strategies",

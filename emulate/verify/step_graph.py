@@ -183,6 +183,8 @@ def step_graph(reference: Trace, topology: Trace, num_replicas: int) -> StepGrap
     return _summary(replicas, numbers, num_replicas)
 
 
+_MOST_NAMED = 2
+"""So many operations of a line are named."""
 _IS_SAME = "The step does not depend on the number of replicas"
 
 
@@ -216,10 +218,13 @@ def _locations(apart: Sequence[tuple[Line | None, str]]) -> tuple[Location, ...]
 
 
 def _in_words(apart: Sequence[tuple[Line | None, str]]) -> str:
-    """Return the lines, each with its operation, or their number."""
+    """Return the lines, each with its operations; of many the number."""
     texts: dict[str, list[str]] = {}
     for line, text in apart:
         place = "an operation without a line" if line is None else located([line])[0].place
         if text not in texts.setdefault(place, []):
             texts[place].append(text)
-    return ", ".join(f"{place} ({f'{len(some)} operations' if some[1:] else some[0]})" for place, some in texts.items())
+    return ", ".join(
+        f"{place} ({', '.join(some) if len(some) <= _MOST_NAMED else f'{len(some)} operations'})"
+        for place, some in texts.items()
+    )
