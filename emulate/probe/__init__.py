@@ -1,7 +1,7 @@
 """Record a program while it runs, and write the trace."""
 
 from emulate.probe.batch_norm import SYNCHRONIZED, by_share, shares_of
-from emulate.probe.functions import count_operations, evaluate, fixed_batches, is_eager, refusal
+from emulate.probe.functions import count_operations, counts_the_batch, evaluate, fixed_batches, is_eager, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, TAPES_JOINED, Follow, ProbePlan, Replay
@@ -31,6 +31,7 @@ __all__ = [
     "by_share",
     "check_intact",
     "count_operations",
+    "counts_the_batch",
     "digest",
     "evaluate",
     "fixed_batches",

@@ -263,6 +263,7 @@ class Probe:
             args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs)
         if self.plan.halves and body.label not in self.plan.apply_only:
             args, kwargs = replay.first_half(args, kwargs)
+        args, kwargs = self.functions.apart(args, kwargs)
         body.begin_pass()
         before = len(body.inputs)
         body.take_inputs(args, kwargs)

@@ -15,28 +15,45 @@ if TYPE_CHECKING:
 
 
 def install(probe: Probe) -> None:
-    """Wrap `tf.GradientTape.gradient`."""
+    """Wrap `tf.GradientTape.gradient` and `tf.gradients`."""
     cls = upstream.tape_class()
     original = cls.gradient
 
     @functools.wraps(original)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
-        result = original(self, target, sources, *args, **kwargs)
-        body = bodies.current()
-        probe.coordinated.see_tape()
-        if body is not None:
-            body.taped, body.last_tape = True, (tf.nest.flatten(sources), body.num_draws)
-            probe.takes_gradients(body.label)
-            if body.lines is not None and _are_variables(sources):
-                body.lines.tape(target, result)
-            result = _joined_over_shares(body, probe, sources, result)
-        if body is not None and body.is_here():
-            _remember(body, probe, target, sources, result)
-        return result if body is None else _joined_over_replicas(probe, sources, result)
+        return _taken(probe, target, sources, original(self, target, sources, *args, **kwargs))
 
     cls.gradient = gradient
+    for module in upstream.modules_with_gradients():
+        _wrap_function(probe, module)
+
+
+def _wrap_function(probe: Probe, module: Any) -> None:
+    original = module.gradients
+
+    @functools.wraps(original)
+    def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        return _taken(probe, ys, xs, original(ys, xs, *args, **kwargs))
+
+    module.gradients = gradients
+
+
+def _taken(probe: Probe, target: Any, sources: Any, result: Any) -> Any:
+    """Take note of gradients, and return them as the plan has them."""
+    import tensorflow as tf
+
+    body = bodies.current()
+    probe.coordinated.see_tape()
+    if body is None:
+        return result
+    body.taped, body.last_tape = True, (tf.nest.flatten(sources), body.num_draws)
+    probe.takes_gradients(body.label)
+    if body.lines is not None and _are_variables(sources):
+        body.lines.tape(target, result)
+    result = _joined_over_shares(body, probe, sources, result)
+    if body.is_here():
+        _remember(body, probe, target, sources, result)
+    return _joined_over_replicas(probe, sources, result)
 
 
 def _joined_over_shares(body: bodies.Body, probe: Probe, sources: Any, result: Any) -> Any:

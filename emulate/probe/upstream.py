@@ -88,6 +88,13 @@ def tape_class() -> Any:
     return load("tensorflow.python.eager.backprop").GradientTape
 
 
+def modules_with_gradients() -> list[Any]:
+    """Return the modules of which a program may call `gradients`, the function of graphs (TF 2.21)."""
+    import tensorflow as tf
+
+    return [tf, tf.compat.v1]
+
+
 def is_recording() -> bool:
     """Return whether a gradient tape of this thread records."""
     return bool(load("tensorflow.python.eager.record").could_possibly_record())

@@ -72,6 +72,8 @@ class Case:
         outcome: How the run ended.
         recovery: What became of the program with faults.
         order_matters: Whether the order of the rows in a batch matters to the program.
+        is_of_groups: Whether `reference` does what each replica does with its own examples, and the sum of that depends on
+            which replica has which.
         met_alone: Where each run on one device met other runs, files outside of the folders that each has to itself: `plain`,
             `repeat`, then the others.
         met: The same of these and the topology's together.
@@ -103,10 +105,12 @@ class Case:
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
         order_matters: bool = False,
+        is_of_groups: bool = False,
         met_alone: Callable[[], Sequence[Met]] = tuple,
         met: Met | None = None,
     ) -> None:
         self._order_matters = order_matters
+        self.is_of_groups = is_of_groups
         self.reference = reference
         self.topology = topology
         self.noise = noise

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from emulate.probe import Replay, Trace
+from emulate.probe import Replay, Trace, counts_the_batch
 from emulate.verify.arithmetic import explain
 from emulate.verify.compare import compare, compare_enough
 from emulate.verify.fit import ROUND
 from emulate.verify.ledgers import has_ended, ledgers
 from emulate.verify.noise import FACTOR
+from emulate.verify.order import is_wide
 from emulate.verify.result import RunResult
-from emulate.verify.yardstick import Variation, Yardstick, Yardsticks
+from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 _SAME_EXAMPLES = "The batch is {growth}x that of one device. gpudist gave one device the same examples in each step."
 
@@ -57,18 +58,25 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
         What to judge on; a second one where the first may leave something unexplained.
     """
     union = replace(base, replay=Replay(topology.directory))
-    shares = replace(base, replay=Replay(topology.directory, growth, taped="tape" in topology.optimizers))
-    if _misfit(yardsticks.with_noise(shares), topology) <= FACTOR and not _grouping_matters(yardsticks, shares):
+    in_shares = Replay(topology.directory, growth, taped="tape" in topology.optimizers)
+    shares = replace(base, replay=in_shares)
+    if _misfit(yardsticks.with_noise(shares), topology) <= FACTOR and not grouping_matters(yardsticks, shares):
         run.notes.append(_SAME_EXAMPLES.format(growth=growth))
         return [shares]
     made = {way: yardsticks.with_noise(way) for way in (union, shares)}
-    misfits = {way: _misfit(made[way], topology) for way in made}
+
+    def misfit(way: Variation) -> float:
+        # Rows of the union in another order may be another training: one device cuts the batch otherwise than replicas do.
+        is_worse = _is_wide(yardsticks.with_noise(way)) and not _is_wide(made[shares])
+        return float("inf") if is_worse else _misfit(yardsticks.with_noise(way), topology)
+
+    misfits = {way: misfit(way) for way in made}
     if min(misfits.values()) == float("inf"):
         run.notes.append(f"The batch is {growth}x that of one device, and gpudist could not give one device the same examples.")
         return [base]
     run.notes.append(_SAME_EXAMPLES.format(growth=growth))
     is_larger = misfits[union] <= misfits[shares] and _is_larger(made[shares], topology, growth)
-    if is_larger and not _grouping_matters(yardsticks, shares):
+    if is_larger and not grouping_matters(yardsticks, shares):
         run.notes.append("The loss is divided by a number that does not grow with the batch.")
         return [shares]
     if misfits[union] <= FACTOR:
@@ -78,16 +86,36 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
     whole = replace(base, replay=Replay(topology.directory, batch_of=number, workers=workers))
     if yardsticks.with_noise(whole).traces() is None:  # a program that cannot compute with such a number
         whole = replace(base, replay=Replay(topology.directory, told=number, workers=workers))
-    if _misfit(yardsticks.with_noise(whole), topology) <= FACTOR:
+    if misfit(whole) <= FACTOR:
         return [whole]
     for way in (union, shares):
-        if _differs_in_updates_alone(made[way], topology) and (way == union or not _grouping_matters(yardsticks, shares)):
+        if _differs_in_updates_alone(made[way], topology) and (way == union or not grouping_matters(yardsticks, shares)):
             return [way]
-    return [min((whole, union), key=lambda way: _objective_off(yardsticks.with_noise(way), topology)), shares]
+    ways = [way for way in (whole, union) if misfit(way) < float("inf")]
+    source = trace_of(yardsticks.reference(base.source).reference)
+    if not ways and source is not None and counts_the_batch(source):
+        summed = replace(base, replay=replace(in_shares, summed=True))
+        if _misfit(yardsticks.with_noise(summed), topology) <= FACTOR:
+            return [summed]
+    return [*sorted(ways, key=lambda way: _objective_off(yardsticks.with_noise(way), topology))[:1], shares]
 
 
-def _grouping_matters(yardsticks: Yardsticks, shares: Variation) -> bool:
-    """Return whether the gradients of one share after the other depend on which examples are in one share."""
+def _is_wide(yardstick: Yardstick) -> bool:
+    """Return whether the noise of a reference may hide what the program does."""
+    traces = yardstick.traces()
+    return traces is not None and is_wide(traces[0], traces[1][:1])
+
+
+def grouping_matters(yardsticks: Yardsticks, shares: Variation) -> bool:
+    """Return whether the gradients of one share after the other depend on which examples are in one share.
+
+    Args:
+        yardsticks: Makes the reference with other shares.
+        shares: The reference with one share after the other.
+
+    Returns:
+        Whether they do, by more than rounding.
+    """
     assert shares.replay is not None
     traces = yardsticks.with_noise(shares).traces()
     dealt = yardsticks.reference(replace(shares, replay=replace(shares.replay, regrouped=True))).traces()

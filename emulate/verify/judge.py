@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from emulate.probe import Trace
 from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.compared_runs import complete
+from emulate.verify.gradients import objective
 from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.step_graph import step_graph
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples, StepGraph
@@ -258,7 +260,7 @@ def _unreported(case: Case, verdict: str) -> list[str]:
     is_seen = any(point.measure.key.kind in ("loss", "metric") for point in case.base.points)
     if is_seen or verdict not in ("equivalent", BY_DESIGN):
         return []
-    return [_UNREPORTED if "loss" in case.base.kinds() else _UNREPORTED_BY_WORKERS]
+    return [_UNREPORTED if "loss" in case.base.kinds() else _UNSEEN_LOSS]
 
 
 def _unchanged(case: Case) -> list[str]:
@@ -312,7 +314,10 @@ def _changed_after(case: Case) -> list[str]:
     return found
 
 
-_UNREPORTED_BY_WORKERS = "No loss was seen: gpudist did not compare what workers compute from their own examples and send back."
+_UNSEEN_LOSS = (
+    "gpudist saw no loss: the step takes gradients inside of a loop of its graph, or workers keep the loss to themselves. "
+    "Gradients and weights agree. What the program prints was not compared."
+)
 _UNREPORTED = (
     "The loss that is minimized was compared. gpudist did not see a number that the program itself reports. "
     "It sees results of Strategy.reduce, a single number of experimental_local_results, and Keras's logs."
@@ -323,7 +328,8 @@ def _missing(case: Case, allow: Collection[str]) -> list[str]:
     """Return what is missing for a verdict of equivalence."""
     compared = case.base.kinds()
     with_servers = case.topology.topology.num_ps > 0  # where workers may keep the loss to themselves
-    needed = [kind for kind in NEEDED if not (with_servers and kind == "loss")]
+    is_shown = any(map(_shows_a_loss, (case.plain, case.untouched)))
+    needed = [kind for kind in NEEDED if kind != "loss" or (is_shown and not with_servers)]
     missing = [f"{kind}: none was seen in both runs" for kind in needed if kind not in compared]
     if case.recovery is not None:
         missing += case.recovery.missed
@@ -333,6 +339,12 @@ def _missing(case: Case, allow: Collection[str]) -> list[str]:
         missing.append(_CUT)
     missing += [*_open_scale(case), *(why for code, why in case.undecided.items() if code not in allow)]
     return missing if case.ledger else [*missing, _UNSEEN_ROWS]
+
+
+def _shows_a_loss(trace: Trace) -> bool:
+    """Return whether a run shows what its program minimizes: not where gradients are taken inside of a loop of the graph."""
+    steps = (step for name in trace.optimizers for step in complete(trace, name))
+    return any(report.kind == "loss" for report in trace.reports) or any(objective(step) is not None for step in steps)
 
 
 def _open_scale(case: Case) -> list[str]:

@@ -14,7 +14,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
 from emulate.verify.certify import Evidence
 from emulate.verify.facts import Facts
-from emulate.verify.growth import explaining, longer
+from emulate.verify.growth import explaining, grouping_matters, longer
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.ledgers import hosts_of_rows, ledgers
 from emulate.verify.meetings import Met
@@ -335,6 +335,7 @@ class Session:
             outcome=outcome_of(run, reference),
             recovery=recovery,
             order_matters=not yardsticks.permutes,
+            is_of_groups=base.replay is not None and base.replay.summed and grouping_matters(yardsticks, base),
             met_alone=lambda: [one.met for one in (reference, yardsticks.again().result(), *others)],
             met=Met.together(one.met for one in (reference, *others, run, *([varied.result()] if varied else []))),
         )

@@ -175,8 +175,8 @@ def _fits(source: Trace, replay: Replay) -> bool:
     """Return whether the functions of a run take the batches of a replay, or would not be asked for them."""
     if replay.of_all_rows.shares > 1 or replay.of_all_rows.part or refusal(source) is not None:
         return True
-    sizes = fixed_batches(source)
-    return not sizes or (replay.shares == 1 and Trace(replay.trace).batch in {None, *sizes})
+    sizes, batch = fixed_batches(source), Trace(replay.trace).batch
+    return not sizes or (batch is None and replay.shares == 1) or (batch or 0) / replay.shares in sizes
 
 
 class Yardsticks:

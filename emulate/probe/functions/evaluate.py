@@ -152,14 +152,14 @@ class _Evaluation:
         """Make one step, and yield its records."""
         recorded: list[Values] = []
         given: list[Values] = []
+        rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
         for place, one in enumerate(function.records):
             with self._off_by_units(function, one):
-                own = self._joined([function.gradients(place, rows, given) for rows in shares])
+                own = self._joined(function.gradients(place, shares, given, rows))
             changed = self._changed(one, own)
             recorded.append(changed[0])
             given.append(changed[1])
-        rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
-        made = function.update(shares, given)
+        made = function.update(shares, given, rows)
         after = [self._joined([one[place] for one in made]) for place in range(len(function.records))]
         for one, before, updated in zip(function.records, recorded, after, strict=True):
             values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **updated}
@@ -236,7 +236,7 @@ class _Evaluation:
     def _check(self, function: StepFunction, rows: Mapping[Key, Array], step: Step) -> None:
         """Compare the first step's gradients with the recorded ones."""
         place = next(place for place, one in enumerate(function.records) if one.about.get("optimizer") == step.optimizer)
-        before = function.gradients(place, rows)
+        (before,) = function.gradients(place, [rows], [], rows)
         found = {key[1]: np.asarray(value) for key, value in before.items() if key[0] == "gradient"}
         off = size = 0.0
         for name, stored in step.gradients.items():

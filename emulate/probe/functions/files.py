@@ -4,7 +4,8 @@ In the folder `host-0/functions` of a trace:
 
 - `state/0.float32.npy`: the first value of each variable that a function reads or assigns, by its number and type;
 - `0/graph.pb`: a GraphDef with everything that the recorded tensors of a step are computed from;
-- `0/function.json`: its records (kind, about, tensors) and its captures (tensor, number of the variable), or a refusal;
+- `0/function.json`: its records (kind, about, tensors), its captures (tensor, number of the variable), the tensors of the whole
+  batch that it reads outside of `Strategy.run` (key, tensor), and its reductions over the replicas; or a refusal;
 - `0/constants.npz`: captured tensors that are no variables, by their place in the captures.
 """
 
@@ -43,6 +44,12 @@ def fixed_batches(trace: Trace) -> set[int]:
     records = [one for number in numbers for one in described(trace.directory, number)["records"]]
     inputs = (shape for one in records for key, _, _, shape in one["tensors"] if key[0] == "input")
     return {shape[0] for shape in inputs if shape and shape[0] is not None}
+
+
+def counts_the_batch(trace: Trace) -> bool:
+    """Return whether a step computes with a number that its function makes of the whole batch, outside of `Strategy.run`."""
+    numbers = {event["function"] for _, event in trace.of("step") if "function" in event}
+    return any(described(trace.directory, number).get("whole") for number in numbers)
 
 
 def is_eager(trace: Trace) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from emulate import graph_functions
 from emulate.probe import upstream
 from emulate.probe.functions.files import folder_of, state_of
 from emulate.probe.functions.step_function import READS
+from emulate.probe.reports import averages
 
 _FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")
 """Operations whose result is not a function of rows and variables."""
@@ -58,6 +59,7 @@ class Functions:
         self._valued: set[int] = set()
         self._unborn: dict[int, Any] = {}
         self._changes: list[tuple[Any, Any]] = []
+        self._reductions: list[tuple[Any, bool, list[Any], list[Any]]] = []
         self._notes_changes = True
 
     def see(self, kind: str, about: dict[str, Any], tensors: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
@@ -83,6 +85,48 @@ class Functions:
         self._kept[number].sites.append((kind, about, [key for key, _ in tensors], [tensor for _, tensor in tensors]))
         self._note_state(graph)
         return {"function": number}
+
+    def apart(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return a step's inputs as tensors of their own.
+
+        What the program computes outside of `Strategy.run` from the same batch (how many of its labels count, say) is of all
+        replicas' rows; the step itself may be evaluated with one replica's.
+        """
+        import tensorflow as tf
+
+        if not self._enabled or tf.executing_eagerly():
+            return args, kwargs
+
+        def own(value: Any) -> Any:
+            is_given = isinstance(value, tf.Tensor) and value.op.type == "Placeholder"
+            return tf.identity(value) if is_given and value.dtype not in (tf.resource, tf.variant) else value
+
+        args, kwargs = tf.nest.map_structure(own, (args, kwargs))
+        return args, kwargs
+
+    def reduced(self, all_reduce: Callable[..., Any], reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Sum a value over the replicas, and note its tensors before and after: on one device they would be the same.
+
+        Args:
+            all_reduce: TensorFlow's.
+            reduce_op: What it is given, as what follows.
+            value: Tensors.
+            *args: More of it.
+            **kwargs: More of it.
+
+        Returns:
+            What it returns.
+        """
+        import tensorflow as tf
+
+        before = tf.nest.flatten(value)
+        if not self._enabled or tf.executing_eagerly() or not all(isinstance(one, tf.Tensor) for one in before):
+            return all_reduce(reduce_op, value, *args, **kwargs)
+        before = [tf.identity(one) for one in before]
+        result = all_reduce(reduce_op, tf.nest.pack_sequence_as(value, before), *args, **kwargs)
+        after = [tf.identity(one) for one in tf.nest.flatten(result)]
+        self._reductions.append((tf.compat.v1.get_default_graph(), averages(reduce_op), before, after))
+        return tf.nest.pack_sequence_as(result, after)
 
     def _note_state(self, graph: Any) -> None:
         """Keep the value that each variable has before the step that captures it runs for the first time."""
@@ -171,7 +215,9 @@ class Functions:
             raise _Refused("its step gets no examples, or sparse or ragged ones")
         fetched = [tensor.op for *_, tensors in kept.sites for tensor in tensors if tensor.name not in rows]
         names = _with_updates(graph, fetched, rows)
-        captures, constants = self._captures(graph, names, rows)
+        batch = {given.name: key for name, key in rows.items() if (given := _given(graph, name)) is not None}
+        whole = {name: key for name, key in batch.items() if name.rpartition(":")[0] in names}
+        captures, constants = self._captures(graph, names, {*rows, *whole})
         graph_def = graph.as_graph_def()
         nodes = [node for node in graph_def.node if node.name in names]
         del graph_def.node[:]
@@ -184,9 +230,15 @@ class Functions:
         ]
         inner = {name.rpartition(":")[0]: number for name, number in captures if number is not None}
         updates = [op.name for op in graph.get_operations() if op.name in names and _changed_by(op) & inner.keys()]
-        return {"records": records, "captures": captures, "updates": updates}
+        known = [[key, name, *_told(graph.get_tensor_by_name(name))[1:]] for name, key in whole.items()]
+        reductions = [
+            {"averages": mean, "tensors": [[one.name, *_told(other)] for one, other in zip(before, after, strict=True)]}
+            for where, mean, before, after in self._reductions
+            if where is graph and all(tensor.op.name in names for tensor in after)
+        ]
+        return {"records": records, "captures": captures, "updates": updates, "whole": known, "reductions": reductions}
 
-    def _captures(self, graph: Any, names: set[str], rows: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _captures(self, graph: Any, names: set[str], rows: set[str]) -> tuple[list[Any], dict[str, Any]]:
         import tensorflow as tf
 
         captures: list[Any] = []
@@ -214,6 +266,13 @@ class Functions:
 def _told(tensor: Any) -> tuple[str, str, list[int | None] | None]:
     """Return name, dtype and static shape of a tensor."""
     return tensor.name, tensor.dtype.name, None if tensor.shape.rank is None else tensor.shape.as_list()
+
+
+def _given(graph: Any, name: str) -> Any:
+    """Return the tensor of the batch that a step's input was made of; None where that is no input of its function."""
+    operation = graph.get_tensor_by_name(name).op
+    given = operation.inputs[0] if operation.type == "Identity" else None
+    return given if given is not None and given.op.type == "Placeholder" else None
 
 
 def _with_updates(graph: Any, operations: list[Any], rows: dict[str, Any]) -> set[str]:

@@ -21,6 +21,8 @@ GIVEN = ("gradient", "sparse-gradient", "sparse-rows")
 """Kinds of tensors that an optimizer is given, and that can be given to it in place of the step's own."""
 _CYCLE = 509
 """After so many elements their changes by units in the last place come again."""
+_MOST_REDUCED = 16
+"""With more sums over the replicas (of each normalization of a deep network) shares are evaluated without them."""
 OF_THE_FORWARD_PASS = (*GIVEN, "sparse-shape", "taped", "objective", "draw")
 
 
@@ -51,6 +53,14 @@ class _Part:
     inputs: list[str]
     keys: list[list[Key]]
     assigns: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """Hold a sum, or a mean, over the replicas inside of a step: the names of its tensors before and after it."""
+
+    averages: bool
+    tensors: list[list[str]]
 
 
 class State:
@@ -114,11 +124,17 @@ class StepFunction:
             Fetched(one["kind"], one["about"], {key: name for key, name, *_ in tensors})
             for one, tensors in zip(about["records"], told, strict=True)
         ]
+        whole = [(tuple(key), *rest) for key, *rest in about["whole"]]
         self._specs = {name: (dtype, _of_any_rows(key, shape)) for tensors in told for key, name, dtype, shape in tensors}
+        self._specs |= {name: (dtype, shape and [None, *shape[1:]]) for _, name, dtype, shape in whole}
+        self._whole = {name: key for key, name, *_ in whole}
+        self._reductions = [_Reduction(one["averages"], [pair[:2] for pair in one["tensors"]]) for one in about["reductions"]]
+        self._specs |= {name: (dtype, shape) for one in about["reductions"] for _, name, dtype, shape in one["tensors"]}
         self._rows = {key: name for one in self.records for key, name in one.tensors.items() if key[0] == "input"}
         self._captures, self._updates = about["captures"], about["updates"]
         self._state = state
-        self._before: dict[int, _Part] = {}
+        self._before: dict[tuple[int, tuple[str, ...]], _Part] = {}
+        self._summands: dict[int, _Part] = {}
         self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
         for node in [*self._graph.node, *(node for one in self._graph.library.function for node in one.node_def)]:
             node.device = ""  # they name the job of a cluster that is not there
@@ -155,32 +171,44 @@ class StepFunction:
         """Return the names of the tensors that optimizers are given."""
         return frozenset(self._given_names(self.records))
 
-    def gradients(self, number: int, rows: Mapping[Key, Any], given: Sequence[Values] = ()) -> Values:
+    def gradients(
+        self, number: int, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
+    ) -> list[Values]:
         """Return what a record holds before its optimizer's update, and leave the state as it is.
 
         Args:
             number: The place of the record in `records`.
-            rows: The tensors of the batch by their key.
+            shares: The tensors of each share of the batch by their key. What the step itself sums over the replicas is summed
+                over them.
             given: What the optimizers of earlier records are given.
+            whole: The batch that the shares are of.
 
         Returns:
-            Gradients, the objective and the random draws, by key.
+            Gradients, the objective and the random draws of each share, by key.
         """
         if not self.records[number].is_of_forward_pass:
-            return {}
-        part = self._before_the_update(number)
-        before = self._state.read(part.assigns)
-        try:
-            return self._call(part, rows, self._named(given))[number]
-        finally:
-            self._state.assign(before)
+            return [{} for _ in shares]
+        known = self._named(given)
+        for place, reduction in enumerate(
+            self._reductions if len(shares) > 1 and len(self._reductions) <= _MOST_REDUCED else ()
+        ):
+            part = self._before_a_reduction(place)
+            parts = [list(self._call(part, rows, whole, known, pure=True)[0].values()) for rows in shares]
+            factor = 1 / len(shares) if reduction.averages else 1
+            sums = [sum(values[1:], values[0]) for values in zip(*parts, strict=True)]
+            known |= {after: _scaled(total, factor) for (_, after), total in zip(reduction.tensors, sums, strict=True)}
+        part = self._before_the_update(number, tuple(known))
+        return [self._call(part, rows, whole, known, pure=True)[number] for rows in shares]
 
-    def update(self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values]) -> list[list[Values]]:
+    def update(
+        self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
+    ) -> list[list[Values]]:
         """Make the step with these gradients in place of its own: of all rows, or of one share after the other as replicas do.
 
         Args:
             shares: The tensors of each share by their key.
             given: What the optimizer of each record is given.
+            whole: The batch that the shares are of.
 
         Returns:
             Of each share the variables after the step and what it returns, by record. What each share makes of the same state
@@ -191,7 +219,7 @@ class StepFunction:
         made, after = [], []
         for rows in shares:
             self._state.assign(before)
-            made.append(self._call(part, rows, self._named(given)))
+            made.append(self._call(part, rows, whole, self._named(given)))
             after.append(self._state.read(before))
         self._state.assign({number: _together([one[number] for one in after]) for number in before})
         return made
@@ -213,9 +241,22 @@ class StepFunction:
         pairs = zip(self.records, given, strict=False)
         return {one.tensors[key]: value for one, values in pairs for key, value in values.items() if key[0] in GIVEN}
 
-    def _call(self, part: _Part, rows: Mapping[Key, Any], given: Mapping[str, Any]) -> list[Values]:
+    def _call(
+        self,
+        part: _Part,
+        rows: Mapping[Key, Any],
+        whole: Mapping[Key, Any],
+        given: Mapping[str, Any],
+        *,
+        pure: bool = False,
+    ) -> list[Values]:
         values = {name: rows[key] for key, name in self._rows.items()} | dict(given)
-        found = iter(part.function(*(self._tensor(name, values[name]) for name in part.inputs)))
+        values |= {name: whole[key] for name, key in self._whole.items()}
+        before = self._state.read(part.assigns if pure else ())
+        try:
+            found = iter(part.function(*(self._tensor(name, values[name]) for name in part.inputs)))
+        finally:
+            self._state.assign(before)
         return [{key: next(found) for key in of_record} for of_record in part.keys]
 
     def _tensor(self, name: str, value: Any) -> Any:
@@ -226,10 +267,18 @@ class StepFunction:
     def _given_names(self, records: Sequence[Fetched]) -> list[str]:
         return list(dict.fromkeys(name for one in records for key, name in one.tensors.items() if key[0] in GIVEN))
 
-    def _before_the_update(self, number: int) -> _Part:
-        if number not in self._before:
-            self._before[number] = self._part(OF_THE_FORWARD_PASS, self._given_names(self.records[:number]), only=number)
-        return self._before[number]
+    def _before_the_update(self, number: int, given: tuple[str, ...]) -> _Part:
+        if (number, given) not in self._before:
+            self._before[number, given] = self._part(OF_THE_FORWARD_PASS, given, only=number)
+        return self._before[number, given]
+
+    def _before_a_reduction(self, place: int) -> _Part:
+        """Return a function that makes what the step sums over the replicas, given what it has summed before."""
+        if place not in self._summands:
+            fetched = [before for before, _ in self._reductions[place].tensors]
+            given = [after for one in self._reductions[:place] for _, after in one.tensors]
+            self._summands[place] = self._fetching(fetched, given, [[("summand", i) for i in range(len(fetched))]])
+        return self._summands[place]
 
     @cached_property
     def _after_the_update(self) -> _Part:
@@ -249,13 +298,18 @@ class StepFunction:
         Returns:
             The function.
         """
-        import tensorflow as tf
-
         keys = [
             [key for key in one.tensors if key[0] in kinds and only in (None, place)] for place, one in enumerate(self.records)
         ]
         fetched = [one.tensors[key] for one, found in zip(self.records, keys, strict=True) for key in found]
-        inputs = list(dict.fromkeys([*self._rows.values(), *given]))
+        return self._fetching(fetched, given, keys, updates)
+
+    def _fetching(
+        self, fetched: Sequence[str], given: Iterable[str], keys: list[list[Key]], updates: Sequence[str] = ()
+    ) -> _Part:
+        import tensorflow as tf
+
+        inputs = list(dict.fromkeys([*self._rows.values(), *self._whole, *given]))
         graph_def = _cut(self._graph, [*fetched, *(f"{name}:0" for name in updates)], set(inputs))
         used = _inputs_of(graph_def)
         inputs = [name for name in inputs if name in used or name in fetched]
@@ -287,6 +341,10 @@ class StepFunction:
             for place, (name, number) in enumerate(self._captures)
             if name in used
         }
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    return value if factor == 1 else value * factor
 
 
 def _together(values: Sequence[Any]) -> Any:

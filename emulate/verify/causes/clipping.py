@@ -21,11 +21,19 @@ _SEEN = 1e-6
 
 
 def _search(case: Case) -> Sign | None:
+    if case.is_of_groups:
+        return Sign(_SUMMARY, GROUPS, _fix(case)) if case.facts.clips else None
     if case.base.first_step("gradient", "weight") is None:
         return None
     if not case.facts.clips:
         return _by_hand(case)
     return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case)
+
+
+GROUPS = (
+    "One device has the gradients of this run if it does what each replica does with its own examples, and adds up the "
+    "results. The sum depends on which replica has which examples"
+)
 
 
 def _from_numbers(case: Case) -> Sign | None:

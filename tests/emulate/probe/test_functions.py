@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from emulate.cluster import Preload
-from emulate.probe import Follow, ProbePlan, Replay, Trace, fixed_batches, refusal
+from emulate.probe import Follow, ProbePlan, Replay, Trace, counts_the_batch, fixed_batches, refusal
 from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import REFERENCE, Topology
@@ -246,6 +246,47 @@ def test_functions_for_batches_of_one_size_are_made_for_one_share_and_evaluated_
     parts = [one.gradients["Variable"].read() for one in first.values()]
     assert np.allclose(found.steps(name)[0][0].gradients["Variable"].read(), sum(parts), atol=1e-6)
     assert not np.allclose(whole.steps(name)[0][0].gradients["Variable"].read(), sum(parts), atol=1e-3)
+
+
+def sums_itself() -> None:
+    """A batch that grows with the replicas; its examples are counted outside of the step, its gradients summed inside."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable(tf.ones([3]))
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        optimizer.build([weight])
+
+    @tf.function
+    def train(rows: Any) -> None:
+        number = tf.add_n([tf.math.count_nonzero(one[:, 0]) for one in strategy.experimental_local_results(rows)])
+
+        def step(rows: Any, number: Any) -> None:
+            (gradient,) = tf.gradients(tf.reduce_sum((rows @ weight[:, None]) ** 2) / tf.cast(number, tf.float32), [weight])
+            context = tf.distribute.get_replica_context()
+            (gradient,) = context.all_reduce(tf.distribute.ReduceOp.SUM, [gradient])
+            gradient = tf.clip_by_value(gradient, -1.0, 1.0) / strategy.num_replicas_in_sync
+            optimizer.apply_gradients([(gradient, weight)])
+
+        strategy.run(step, args=(rows, number))
+
+    rows = tf.data.Dataset.from_tensor_slices(np.random.default_rng(0).normal(size=(96, 3)).astype("f4"))
+    size = 8 * strategy.num_replicas_in_sync
+    for batch in strategy.experimental_distribute_dataset(rows.batch(size, drop_remainder=True)):
+        train(batch)
+
+
+def test_shares_are_summed_where_a_step_sums_itself_and_counted_together_where_it_counts_outside(
+    evaluated: Evaluated, tmp_path: Path
+) -> None:
+    run, found = evaluated(sums_itself, beside="1x2", replay=Replay(tmp_path / "1x2", 2), initial=tmp_path / "1x2")
+    assert counts_the_batch(run)
+    assert found is not None
+    (name,) = found.optimizers
+    for step, replicas in zip(found.steps(name), Trace(tmp_path / "1x2").steps(name), strict=True):
+        for one in replicas.values():  # it divides the clipped sum by the number of replicas
+            assert np.allclose(step[0].gradients["Variable"].read(), 2 * one.gradients["Variable"].read(), atol=1e-6)
 
 
 def eager() -> None:
