@@ -118,7 +118,7 @@ def test_the_library_is_called_with_the_defaults_of_the_contract(verified, folde
         "topology": [Topology(1, 4)], "device": "auto", "seed": 0, "steps": "auto", "strict": False,
         "timeout": 300.0, "network": "own",
         "all_reduce": "auto", "precision": "float32", "allow": (), "reference_args": None, "traces": None,
-        "faults": (), "restarts": 3, "virtual": False,
+        "faults": (), "restarts": 3, "virtual": False, "certificate": None,
     }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_every_option_reaches_the_library(verified, folder):
         "network": "host",
         "all_reduce": "ring", "precision": "float64", "allow": ("loss-scaling", "loss-scaling"), "reference_args": ("-b", "4"),
         "traces": Path("kept"), "faults": ("kill:host=1,step=5",), "restarts": 1, "strict": True,
-        "virtual": False,
+        "virtual": False, "certificate": None,
     }  # fmt: skip
     assert (folder / "kept").is_dir()
 
@@ -217,10 +217,6 @@ WRONG = [
     ("-m package.fit --json package/fit.py", "Received: --json 'package/fit.py', which is the program itself. Name another."),
     ("train.py --certificate notes.md", "Received: --certificate 'notes.md', which has something else. Name another"),
     ("train.py --certificate -", "--certificate must name a file. Received: --certificate '-'. Name one, or leave"),
-    (
-        "train.py --certificate x --topology 1x2 --topology 1x4",
-        "A certificate is made of one topology of workers, in float32. Received",
-    ),
     ("train.py --json notes.md", "Received: --json 'notes.md', which has something else. Name another, or delete it first."),
     ("train.py --json x --traces ./x", "Received: --json 'x', which is the folder of --traces. Name another."),
     (
