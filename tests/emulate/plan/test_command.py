@@ -76,7 +76,7 @@ def test_a_program_is_recorded_and_planned(program: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "NOT measured" in result.stdout
-    assert "<h1>train.py on p3.16xlarge</h1>" in (program.parent / "plan.html").read_text(encoding="utf-8")
+    assert "train.py on p3.16xlarge</h1>" in (program.parent / "plan.html").read_text(encoding="utf-8")
     content = json.loads((program.parent / "plan.json").read_text())
     assert content["batch_per_gpu"] == 16
     assert content["parameters"] == 36 + 1440
