@@ -25,7 +25,7 @@ gpudist plan train.py --on p4d.24xlarge --memory 24GB
 
 gpudist plan train.py --on dgx1-v100 --measured "1: 412 examples/s at batch 128"
 
-gpudist plan train.py --on my_machine.toml --gpus 8,64 --examples 1281167 --json plan.json"""
+gpudist plan train.py --on my_machine.toml --gpus 8,64 --examples 1281167 --html plan.html"""
 _STEPS = 2
 
 
@@ -72,11 +72,14 @@ def plan(
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Also write the plan as JSON. - is standard output.")
     ] = None,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Also write the plan as an HTML page. Needs the extra 'html'.")
+    ] = None,
 ) -> int:
     """Forecast how fast, and for which price, PROGRAM trains on 1 to 100,000 GPUs of a machine."""
     from emulate.plan import find_machine, make_forecast, parse_measured, parse_memory, parse_rate
     from emulate.program import Program
-    from emulate.report import show_plan, write_object
+    from emulate.report import show_plan, write_object, write_plan_html
 
     if on is None:
         raise UsageError("--on must name a machine. Received: none. Example: gpudist plan train.py --on p4d.24xlarge.")
@@ -88,12 +91,14 @@ def plan(
     own_batch = None if batch is None else _count("--batch", batch)
     seconds = options.number_of_seconds(timeout)
     found = Program.find(options.program_target(program, module), program_args(context))
-    files = outputs.check(json, others={"the program itself": found.file})
+    files = outputs.check(json, html, {"the program itself": found.file})
     recorded = _record(found, seconds, own_batch)
     forecast = make_forecast(recorded, machine, points, counts=counts, examples=number, input_per_second=rate, memory=room)
     show_plan(forecast, files.screen)
     if files.json is not None:
         write_object(forecast.to_json(), files.json)
+    if files.html is not None:
+        write_plan_html(forecast, files.html)
     return 0
 
 

@@ -61,6 +61,7 @@ class Forecast:
         machine: The machine.
         examples: For how many examples time and price are given.
         rows: One for each number of GPUs.
+        one_gpu_per_second: Examples that one GPU computes in a second. `efficiency` compares with it.
         memory: What one GPU needs; None where the graph of the step is not known.
         input_per_second: Examples that one host reads in a second, given or measured; None where neither is.
         basis: Sentences: what the forecast rests on.
@@ -70,9 +71,19 @@ class Forecast:
     machine: Machine
     examples: int
     rows: tuple[Row, ...]
+    one_gpu_per_second: float
     memory: MemoryUse | None
     input_per_second: float | None
     basis: tuple[str, ...]
+
+    @property
+    def collectives(self) -> list[dict[str, Any]]:
+        """Return kind, bytes and number of gradients of the collectives of a step, in order."""
+        return _collectives(self.recorded)
+
+    def by_num_gpus(self) -> list[Row]:
+        """Return one row for each number of GPUs, the smallest first."""
+        return sorted({row.num_gpus: row for row in self.rows}.values(), key=lambda row: row.num_gpus)
 
     def to_json(self) -> dict[str, Any]:
         """Return the forecast as one JSON object."""
@@ -84,9 +95,10 @@ class Forecast:
             "batch_per_gpu": program.batch,
             "parameters": program.parameters,
             "flops_per_step": program.flops,
-            "collectives": _collectives(program),
+            "collectives": self.collectives,
             "gradients": [asdict(gradient) for gradient in program.gradients],
             "examples": self.examples,
+            "one_gpu_per_second": self.one_gpu_per_second,
             "rows": [asdict(row) for row in self.rows],
             "memory": None if self.memory is None else self.memory.to_json(),
             "input_per_second": self.input_per_second,
@@ -136,7 +148,8 @@ def make_forecast(
     counts = counts or [count for count in COUNTS if machine.between is not None or count <= machine.gpus_per_host]
     rows = tuple(_row(model, count, examples) for count in counts)
     basis = (*_basis(recorded, before, model, points), _about_input(recorded, input_per_second))
-    return Forecast(recorded, machine, examples, rows, _memory(recorded, machine, max(counts), memory), rate, basis)
+    one_gpu = recorded.batch / model.compute_seconds().middle
+    return Forecast(recorded, machine, examples, rows, one_gpu, _memory(recorded, machine, max(counts), memory), rate, basis)
 
 
 def _memory(recorded: Recorded, machine: Machine, num_gpus: int, room: float | None) -> MemoryUse | None:

@@ -1,8 +1,8 @@
-"""Write what users read: progress during the run, the verdict on the terminal, as JSON and as a page."""
+"""Write what users read: progress during the run, verdicts and plans on the terminal, as JSON and as a page."""
 
 from emulate.report.assertion import assert_equivalent, check_equivalent
 from emulate.report.files import STANDARD_OUTPUT, check_writable
-from emulate.report.html import check_libraries, write_html
+from emulate.report.html import check_libraries, write_html, write_plan_html
 from emulate.report.json import write_json, write_object
 from emulate.report.page import Page, width_of
 from emulate.report.plan import show_plan
@@ -28,5 +28,6 @@ __all__ = [
     "write_html",
     "write_json",
     "write_object",
+    "write_plan_html",
     "write_sarif",
 ]

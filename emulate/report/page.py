@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 Span = tuple[str, str]
-_PLAIN = str.maketrans({"✔": "+", "✘": "x"})
+_PLAIN = str.maketrans("✔✘●◆▲■░·│└─", "+xox^#:.|+-")
 """Replacement of marks that the encoding of the stream lacks. A question mark is itself a mark."""
 PLAIN_WIDTH = 100
 _WIDEST = 120

@@ -1,4 +1,4 @@
-"""Draw the pictures of the HTML report as SVG text: where a run leaves the noise, and the replicas' batch sizes."""
+"""Draw the pictures of the HTML pages as SVG text: the error of a run, the replicas' batch sizes, the speed of a plan."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from emulate.report.chart import ticks_of
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
+    from emulate.plan import Forecast
     from emulate.verify.verdict import Farthest, Run
 
 LEAST, _MOST = 1e-2, 1e30  # times the noise: what is below or above is drawn there; an axis has no room for all floats
@@ -22,6 +24,12 @@ _COLOURS = {
     "metric": "#8250b5",
     "initial-weight": "#a02c5a",
     "final-weight": "#0b7285",
+}
+_LIMITS = {
+    "compute": ("#2b8a3e", "o"),
+    "communication": ("#c2571a", "D"),
+    "stragglers": ("#8250b5", "^"),
+    "input": ("#c92a2a", "s"),
 }
 _OTHER = "#555555"
 _BAD = "#c92a2a"
@@ -94,6 +102,39 @@ def rows(run: Run) -> str:
     return _svg(figure)
 
 
+def speed(forecast: Forecast) -> str:
+    """Draw examples per second over the number of GPUs, with the interval, beside N times one GPU.
+
+    Args:
+        forecast: A forecast with several numbers of GPUs.
+
+    Returns:
+        SVG text.
+    """
+    figure, axes = _figure(3.6, "GPUs")
+    rows = forecast.by_num_gpus()
+    counts = [row.num_gpus for row in rows]
+    rates = [row.examples_per_second for row in rows]
+    band = ([rate.low for rate in rates], [rate.high for rate in rates])
+    axes.fill_between(counts, *band, color="#1f6fb2", alpha=0.2, linewidth=0, label="90 % interval")
+    axes.plot(counts, [rate.middle for rate in rates], color="#1f6fb2", linewidth=1.3)
+    ideal = [count * forecast.one_gpu_per_second for count in counts]
+    axes.plot(counts, ideal, color=_OTHER, linestyle="--", linewidth=1, label="N times one GPU")
+    for limit, (colour, marker) in _LIMITS.items():
+        points = [(row.num_gpus, row.examples_per_second.middle) for row in rows if row.limit == limit]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle="", label=f"limit: {limit}")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, values in ((axes.xaxis, counts), (axes.yaxis, [*band[0], *band[1]])):
+        axis.set_ticks(ticks_of(min(values), max(values)))
+        axis.set_major_formatter("{x:,.12g}")
+        axis.set_minor_formatter("")
+    axes.set_ylabel("examples/s")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    return _svg(figure)
+
+
 def _hosts(topology: str, num_replicas: int) -> list[range]:
     """Return the replicas of each host in order; none if the program did not use every device."""
     shape = Topology.parse(topology)
@@ -118,13 +159,13 @@ def _replicas(of_host: range) -> str:
     return f"replica {first}" if first == last else f"replicas {first} to {last}"
 
 
-def _figure(height: float) -> tuple[Any, Any]:
+def _figure(height: float, label: str = "step") -> tuple[Any, Any]:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8.6, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_xlabel("step")
+    axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulate.errors import UsageError
 from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import outcome
 from emulate.report.files import write_whole
-from emulate.report.html.markup import marked_up
-from emulate.report.page import clean
+from emulate.report.html.template import check_libraries, filled, image
 from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, stacks, texts_of
 from emulate.report.table import HEADER, cells
 from emulate.report.terminal import by_design_text, reference_failure, reference_text
@@ -22,22 +18,7 @@ from emulate.report.words import COLOURS, DIVERGES, tensor, where
 if TYPE_CHECKING:
     from emulate.verify.verdict import Difference, Run, Verdict
 
-_LIBRARIES = ("jinja2", "matplotlib")
 _TEMPLATE = "verdict.html.jinja"
-
-
-def check_libraries() -> None:
-    """Find out before the work starts whether a page can be made.
-
-    Raises:
-        UsageError: When a library is not installed.
-    """
-    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"--html needs {' and '.join(_LIBRARIES)}. Received: {' and '.join(missing)} not installed. "
-            'Install them: pip install "gpudist[html]". Or leave --html out: --json needs nothing.'
-        )
 
 
 def write_html(verdict: Verdict, path: Path) -> None:
@@ -56,20 +37,11 @@ def write_html(verdict: Verdict, path: Path) -> None:
 
 def page_of(verdict: Verdict) -> str:
     """Return the page's text."""
-    import jinja2
-
     from emulate.report.html import pictures
     from emulate.verify import FACTOR
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,
-    )
-    return environment.get_template(_TEMPLATE).render(
+    return filled(
+        _TEMPLATE,
         verdict=verdict,
         overall=_overall(verdict),
         colours=COLOURS,
@@ -80,15 +52,14 @@ def page_of(verdict: Verdict) -> str:
         reference=reference_text(verdict.reference, verdict.runs),
         reference_failure=reference_failure(verdict.reference, verdict.runs),
         hint_for=hint_for,
-        marked_up=marked_up,
         shorten_traceback=shorten_traceback,
         least=f"{pictures.LEAST:g}",
         groups=_groups(verdict),
         pictures=[
             {
                 "run": run,
-                "course": _image(pictures.course(run, FACTOR)) if run.course else "",
-                "rows": _image(pictures.rows(run)) if run.rows and len(run.rows[0]) > 1 else "",
+                "course": image(pictures.course(run, FACTOR)) if run.course else "",
+                "rows": image(pictures.rows(run)) if run.rows and len(run.rows[0]) > 1 else "",
                 "farthest": _farthest(run),
             }
             for run in verdict.runs
@@ -148,8 +119,3 @@ def _cause(runs: Sequence[Run], at: int, told: ToldCauses) -> dict[str, Any]:
 def _farthest(run: Run) -> str:
     worst: Difference | None = run.first_divergence if run.verdict in DIVERGES else run.worst
     return "" if worst is None else f"{tensor(worst)} {where(worst)}"
-
-
-def _image(svg: str) -> str:
-    """Return an SVG as a data URL, so that names in two pictures do not collide."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

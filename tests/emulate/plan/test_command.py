@@ -53,6 +53,8 @@ def program(tmp_path: Path) -> Path:
         (["--on", "dgx-a100", "--batch", "-1"], "--batch must be a positive whole number. Received: --batch '-1'."),
         (["--on", "dgx-a100", "--input-rate", "9"], "Received: --input-rate '9'."),
         (["--on", "dgx-a100", "--memory", "24"], "Received: --memory '24'. Example: --memory 24GB."),
+        (["--on", "dgx-a100", "--html", "missing/plan.html"], "--html must name a file that can be written."),
+        (["--on", "dgx-a100", "--html", "p", "--json", "p"], "--json and --html must be files of their own."),
         (["--on", "dgx-a100", "--timeout", "0"], "--timeout must be a positive number of seconds. Received: --timeout '0'."),
     ],
 )
@@ -69,9 +71,12 @@ def plan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_program_is_recorded_and_planned(program: Path) -> None:
-    result = plan(program, "--on", "p3.16xlarge", "--gpus", "1,8", "--json", "plan.json", cwd=program.parent)
+    result = plan(
+        program, "--on", "p3.16xlarge", "--gpus", "1,8", "--json", "plan.json", "--html", "plan.html", cwd=program.parent
+    )
     assert result.returncode == 0, result.stderr
     assert "NOT measured" in result.stdout
+    assert "train.py on p3.16xlarge</h1>" in (program.parent / "plan.html").read_text(encoding="utf-8")
     content = json.loads((program.parent / "plan.json").read_text())
     assert content["batch_per_gpu"] == 16
     assert content["parameters"] == 36 + 1440

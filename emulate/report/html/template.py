@@ -1,0 +1,56 @@
+"""Fill a template: the text of a page that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from emulate.errors import UsageError
+from emulate.report.html.markup import marked_up
+from emulate.report.page import clean
+
+_LIBRARIES = ("jinja2", "matplotlib")
+
+
+def check_libraries() -> None:
+    """Find out before the work starts whether a page can be made.
+
+    Raises:
+        UsageError: When a library is not installed.
+    """
+    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"--html needs {' and '.join(_LIBRARIES)}. Received: {' and '.join(missing)} not installed. "
+            'Install them: pip install "gpudist[html]". Or leave --html out: --json needs nothing.'
+        )
+
+
+def filled(template: str, **values: Any) -> str:
+    """Return the text of a page; what stands in values is escaped.
+
+    Args:
+        template: The name of its file in this folder.
+        **values: What it shows.
+
+    Returns:
+        HTML.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )
+    return environment.get_template(template).render(marked_up=marked_up, **values)
+
+
+def image(svg: str) -> str:
+    """Return an SVG as a data URL, so that names in two pictures do not collide."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
