@@ -239,7 +239,7 @@ def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tup
     missing = _missing(case, allow)
     if case.outcome.hung:
         return "hung", []
-    if case.outcome.failure and not _is_shared(deciding):
+    if case.outcome.failure:
         return "failed", []
     if case.recovery is not None and not case.recovery.has_ended:
         return ("hung" if case.recovery.lives.last.status == "hung" else "failed"), []

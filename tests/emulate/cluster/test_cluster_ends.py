@@ -149,7 +149,7 @@ def test_a_parent_that_dies_is_an_error_that_says_why(tmp_path: Path) -> None:
 
 def test_hosts_that_do_not_start_in_time_are_an_error(launch: Launch, tmp_path: Path) -> None:
     # So many that a busy machine has not started all of them before the first look at the clock.
-    with launch("8x1", lambda context: None, start_timeout=0.0) as cluster, pytest.raises(Unavailable) as caught:
+    with launch("24x1", lambda context: None, start_timeout=0.0) as cluster, pytest.raises(Unavailable) as caught:
         events_until(cluster, lambda _: cluster.is_over)
     assert str(caught.value).startswith("Every host must start within 0 s. Received: host ")
 
