@@ -33,7 +33,7 @@ def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     import tensorflow as tf
 
     flat = tf.nest.flatten((args, kwargs))
-    positions = row_positions({i: _static_rows(value) for i, value in enumerate(flat) if _static_rows(value) is not None})
+    positions = _positions(flat)
     if not positions:
         return args, kwargs, None
     number = _num_rows(flat[positions[0]])
@@ -46,12 +46,17 @@ def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return new_args, new_kwargs, order
 
 
+def _positions(flat: list[Any]) -> list[int]:
+    """Return which of a step's inputs hold its examples."""
+    return row_positions({place: rows for place, value in enumerate(flat) if (rows := _static_rows(value)) is not None})
+
+
 def first_half(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the first half of the batch."""
     import tensorflow as tf
 
     flat = tf.nest.flatten((args, kwargs))
-    for position in row_positions({i: _static_rows(value) for i, value in enumerate(flat) if _static_rows(value) is not None}):
+    for position in _positions(flat):
         with tf.name_scope("gpudist_half"):  # the program's own names stay as they are
             flat[position] = flat[position][: _num_rows(flat[position]) // 2]
     return tuple(tf.nest.pack_sequence_as((args, kwargs), flat))

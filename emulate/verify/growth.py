@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import cache
 
 from emulate.probe import Replay, Trace, counts_the_batch
 from emulate.verify.arithmetic import explain
@@ -60,27 +62,27 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
     union = replace(base, replay=Replay(topology.directory))
     in_shares = Replay(topology.directory, growth, taped="tape" in topology.optimizers)
     shares = replace(base, replay=in_shares)
-    if _misfit(yardsticks.with_noise(shares), topology) <= FACTOR and not grouping_matters(yardsticks, shares):
+
+    @cache
+    def misfit(way: Variation) -> float:
+        made = yardsticks.with_noise(way)
+        # Rows of the union in another order may be another training: one device cuts the batch otherwise than replicas do.
+        is_worse = way != shares and _is_wide(made) and not _is_wide(yardsticks.with_noise(shares))
+        return math.inf if is_worse else _misfit(made, topology)
+
+    if misfit(shares) <= FACTOR and not grouping_matters(yardsticks, shares):
         run.notes.append(_SAME_EXAMPLES.format(growth=growth))
         return [shares]
-    made = {way: yardsticks.with_noise(way) for way in (union, shares)}
-
-    def misfit(way: Variation) -> float:
-        # Rows of the union in another order may be another training: one device cuts the batch otherwise than replicas do.
-        is_worse = _is_wide(yardsticks.with_noise(way)) and not _is_wide(made[shares])
-        return float("inf") if is_worse else _misfit(yardsticks.with_noise(way), topology)
-
-    misfits = {way: misfit(way) for way in made}
-    if min(misfits.values()) == float("inf"):
+    if misfit(union) == misfit(shares) == math.inf:
         run.notes.append(f"The batch is {growth}x that of one device, and gpudist could not give one device the same examples.")
         return [base]
     run.notes.append(_SAME_EXAMPLES.format(growth=growth))
-    is_larger = misfits[union] <= misfits[shares] and _is_larger(made[shares], topology, growth)
+    is_larger = misfit(union) <= misfit(shares) and _is_larger(yardsticks.with_noise(shares), topology, growth)
     if is_larger and not grouping_matters(yardsticks, shares):
         run.notes.append("The loss is divided by a number that does not grow with the batch.")
         return [shares]
-    if misfits[union] <= FACTOR:
-        return [min(misfits, key=lambda way: misfits[way])]
+    if misfit(union) <= FACTOR:
+        return [min((union, shares), key=misfit)]
     number = len(topology.replicas)
     workers = 1 if topology.topology.num_ps else topology.topology.num_hosts
     whole = replace(base, replay=Replay(topology.directory, batch_of=number, workers=workers))
@@ -89,13 +91,14 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
     if misfit(whole) <= FACTOR:
         return [whole]
     for way in (union, shares):
-        if _differs_in_updates_alone(made[way], topology) and (way == union or not grouping_matters(yardsticks, shares)):
+        is_sound = way == union or not grouping_matters(yardsticks, shares)
+        if _differs_in_updates_alone(yardsticks.with_noise(way), topology) and is_sound:
             return [way]
-    ways = [way for way in (whole, union) if misfit(way) < float("inf")]
+    ways = [way for way in (whole, union) if misfit(way) < math.inf]
     source = trace_of(yardsticks.reference(base.source).reference)
     if not ways and source is not None and counts_the_batch(source):
         summed = replace(base, replay=replace(in_shares, summed=True))
-        if _misfit(yardsticks.with_noise(summed), topology) <= FACTOR:
+        if misfit(summed) <= FACTOR:
             return [summed]
     return [*sorted(ways, key=lambda way: _objective_off(yardsticks.with_noise(way), topology))[:1], shares]
 
@@ -129,7 +132,7 @@ def _misfit(yardstick: Yardstick, topology: Trace) -> float:
     traces = yardstick.traces()
     worst = compare_enough(traces[0], topology, traces[1]).worst if traces is not None else None
     if worst is None:
-        return float("inf")
+        return math.inf
     return worst.error / max(worst.noise, 1e-300)
 
 
@@ -148,7 +151,7 @@ def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
     traces = yardstick.traces()
     first = next(iter(compare(traces[0], topology).objectives), None) if traces is not None else None
     if first is None or not first.measure.reference_value:
-        return float("inf")
+        return math.inf
     return first.measure.error / abs(first.measure.reference_value)
 
 

@@ -98,7 +98,7 @@ class Reruns:
         if facts.batchnorm and replicas > 1 and rows and rows % replicas == 0 and not is_open:
             self._yardsticks.reference(Variation().without(by_share([rows // replicas] * replicas)))
 
-    def normalized_alike(self, led: Variation, reference: Trace, topology: Trace) -> Variation | None:
+    def led_by_share(self, led: Variation, reference: Trace, topology: Trace) -> Variation | None:
         """Return the reference that normalizes as replicas do, where that alone explains the first step's statistics.
 
         Args:

@@ -358,7 +358,7 @@ class Session:
             if run.status == "ok" and plain is not None and own is not None:
                 leads = lockstep.lead(own, compared, plain)
             led = None if leads is None else replace(base, follow=leads[0], replay=leads[1])
-            normalized = None if led is None or own is None else self._reruns.normalized_alike(led, own, compared)
+            normalized = None if led is None or own is None else self._reruns.led_by_share(led, own, compared)
             self._leads[known] = normalized or (led if led is not None and self._yardsticks.led(led) else None)
         return self._leads[known]
 

@@ -12,7 +12,7 @@ from emulate.verify.lines import located
 from emulate.verify.verdict import Location, StepGraph
 
 _EXAMPLES, _NUMBER, _SUM = "the number of examples", "the number of the replica", "a sum over the replicas"
-"""What two graphs may differ in."""
+"""Two graphs may differ in these."""
 Line = Mapping[str, Any]
 Pair = tuple[int | None, int | None]
 
@@ -44,7 +44,7 @@ class _Graph:
 
 
 @dataclass
-class _Comparison:
+class _GraphPair:
     """Compare two graphs.
 
     Attributes:
@@ -169,8 +169,8 @@ def step_graph(reference: Trace, topology: Trace, num_replicas: int) -> StepGrap
     functions = dict.fromkeys(event["function"] for event in events)
     if not functions or functions.keys() != alone.keys() or num_replicas < 2:
         return None
-    replicas: list[_Comparison] = []
-    numbers: list[_Comparison] = []
+    replicas: list[_GraphPair] = []
+    numbers: list[_GraphPair] = []
     for function in functions:
         own = [event for event in events if event["function"] == function]
         # Virtual replicas share one trace.
@@ -178,8 +178,8 @@ def step_graph(reference: Trace, topology: Trace, num_replicas: int) -> StepGrap
             return None
         first, *others = sorted(map(_Graph, own), key=lambda graph: graph.replica)
         names = [f"replica {graph.replica}" for graph in (first, *others)]
-        replicas += [_Comparison(first, other, (names[0], name)) for other, name in zip(others, names[1:], strict=True)]
-        numbers.append(_Comparison(_Graph(alone[function]), first, ("one device", f"{num_replicas} replicas")))
+        replicas += [_GraphPair(first, other, (names[0], name)) for other, name in zip(others, names[1:], strict=True)]
+        numbers.append(_GraphPair(_Graph(alone[function]), first, ("one device", f"{num_replicas} replicas")))
     return _summary(replicas, numbers, num_replicas)
 
 
@@ -188,7 +188,7 @@ _MOST_NAMED = 2
 _IS_SAME = "The step does not depend on the number of replicas"
 
 
-def _summary(replicas: Sequence[_Comparison], numbers: Sequence[_Comparison], num_replicas: int) -> StepGraph:
+def _summary(replicas: Sequence[_GraphPair], numbers: Sequence[_GraphPair], num_replicas: int) -> StepGraph:
     differing = next((one for one in replicas if one.apart), None)
     if differing is not None:
         first, other = differing.names

@@ -176,7 +176,9 @@ def _fits(source: Trace, replay: Replay) -> bool:
     if replay.of_all_rows.shares > 1 or replay.of_all_rows.part or refusal(source) is not None:
         return True
     sizes, batch = fixed_batches(source), Trace(replay.trace).batch
-    return not sizes or (batch is None and replay.shares == 1) or (batch or 0) / replay.shares in sizes
+    if not sizes or batch is None:
+        return not sizes or replay.shares == 1
+    return batch / replay.shares in sizes
 
 
 class Yardsticks:

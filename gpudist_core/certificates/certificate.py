@@ -26,15 +26,15 @@ from gpudist_core.errors import UsageError
 
 FORMAT = "gpudist.certificate/1"
 STEPS = 5
-"""How many steps a certificate has at most."""
+"""A certificate has at most so many steps."""
 UNITS = {"float32": 1.0, "tfloat32": 2.0**13, "bfloat16": 2.0**16}
 """Units in the last place of float32 that one has of a precision in which devices multiply."""
 FACTOR = 10.0
-"""How often the noise a difference may be. `gpudist verify` has the same factor."""
+"""A difference may be so many times the noise. `gpudist verify` has the same factor."""
 MOST = 0.5
 """The largest tolerance, as a part of the norm: a gradient that is twice too large is seen in every precision."""
 SAME = 80 * 2.0**-23
-"""How far numbers that no step has changed may differ, as a part of their norm: initializers round differently on GPUs."""
+"""Numbers that no step has changed may differ by this part of their norm: initializers round differently on GPUs."""
 _ARRAYS = ("projections", "norms", "noise", "start", "start_norms", "examples", "losses")
 
 

@@ -18,7 +18,7 @@ _EXPLAIN = "To see why, record these steps with `gpudist launch --record 5`, and
 
 
 @dataclass(frozen=True)
-class Report:
+class Fingerprints:
     """Hold what one replica reports of a step, or what several report together."""
 
     projections: Floats
@@ -26,13 +26,13 @@ class Report:
     examples: Integers
 
     @classmethod
-    def total(cls, parts: list[Report]) -> Report:
+    def total(cls, parts: list[Fingerprints]) -> Fingerprints:
         """Return the sum of the parts. The variables before the first step are those of the first part."""
         projections = np.sum([one.projections for one in parts], axis=0)
         return cls(projections, parts[0].start, np.sum([one.examples for one in parts], axis=0, dtype=np.int64))
 
 
-class Comparison:
+class StepChecker:
     """Compare each step as soon as the last replica of this host has reported it.
 
     Args:
@@ -48,10 +48,10 @@ class Comparison:
     ) -> None:
         self._certificate, self._precision, self._local = certificate, precision, local
         self._exchange, self._end = exchange, end
-        self._reports: dict[int, dict[int, Report]] = {}
+        self._reports: dict[int, dict[int, Fingerprints]] = {}
         self._lock = threading.Lock()
 
-    def take(self, step: int, replica: int, report: Report) -> None:
+    def take(self, step: int, replica: int, report: Fingerprints) -> None:
         """Take a replica's report.
 
         Args:
@@ -87,13 +87,13 @@ class Comparison:
             advice = "The gradients of this step are the certified ones: compare how the loss is reported."
             raise CertificateMismatch(step, "loss", "loss", f"{loss:.6g}", f"{certified:.6g}", tolerance, advice)
 
-    def _of_all_hosts(self, reports: list[Report]) -> Report:
-        own = Report.total(reports)
+    def _of_all_hosts(self, reports: list[Fingerprints]) -> Fingerprints:
+        own = Fingerprints.total(reports)
         values = (own.projections.tolist(), own.start.tolist(), own.examples.tolist())
         told = self._exchange.all_gather("the check of a certified step", values)
-        return Report.total([Report(np.array(p), np.array(s), np.array(e, np.int64)) for p, s, e in told])
+        return Fingerprints.total([Fingerprints(np.array(p), np.array(s), np.array(e, np.int64)) for p, s, e in told])
 
-    def _compare(self, step: int, seen: Report) -> None:
+    def _compare(self, step: int, seen: Fingerprints) -> None:
         known = self._certificate
         if step == 0:
             at = _worst(seen.start, known.start, SAME * known.start_norms)

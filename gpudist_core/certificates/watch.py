@@ -11,7 +11,7 @@ import numpy as np
 
 from gpudist_core.certificates import fingerprints
 from gpudist_core.certificates.certificate import Certificate, CertificateMismatch, Input
-from gpudist_core.certificates.comparison import Comparison, Report
+from gpudist_core.certificates.comparison import Fingerprints, StepChecker
 from gpudist_core.errors import UsageError
 from gpudist_core.upstream import applies, optimizers
 
@@ -32,7 +32,7 @@ class Watch:
 
     def __init__(self, certificate: Certificate, precision: str | None) -> None:
         self.certificate, self._precision = certificate, precision
-        self._comparison: Comparison | None = None
+        self._comparison: StepChecker | None = None
         self._optimizer: Any = None
         self._ends: list[Callable[[], None]] = []
         self._prefix = f"gpudist/certificate/{next(_numbers)}"
@@ -113,7 +113,7 @@ class Watch:
         assert self._comparison is not None
         if outside is not None:
             examples = fingerprints.examples_of([np.asarray(one) for one in _inputs(self.certificate, outside)])
-        self._comparison.take(int(step), replica, Report(projections, start, examples))
+        self._comparison.take(int(step), replica, Fingerprints(projections, start, examples))
         return np.int64(0)
 
     def _place(self) -> tuple[int, int]:
@@ -134,7 +134,7 @@ class Watch:
             hosts = 1 if known.reduced else places.num_hosts  # each host has the whole sum
             exchange = TextExchange(store_of_job(hosts), self._prefix, places.host, hosts, _TIMEOUT)
             local = 1 if known.reduced else len(places.devices)
-            self._comparison = Comparison(known, self._precision or _precision(places.devices), local, exchange, self._end)
+            self._comparison = StepChecker(known, self._precision or _precision(places.devices), local, exchange, self._end)
         context = tf.distribute.get_replica_context()
         if known.reduced or context is None:
             return 0, 0

@@ -25,7 +25,7 @@ _mode: PerThread[str | None] = PerThread(None)
 rows_are_keyed = False
 unwatched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 DRAWS = ("replica", "row")
-"""How random numbers can be drawn."""
+"""The ways to draw random numbers."""
 SHAPED = ("normal", "uniform", "truncated_normal", "randint")
 WITH_PARAMETERS = ("gamma", "beta", "binomial")
 MIXING = ("shuffle", "categorical")

@@ -189,14 +189,13 @@ class StepFunction:
         if not self.records[number].is_of_forward_pass:
             return [{} for _ in shares]
         known = self._named(given)
-        for place, reduction in enumerate(
-            self._reductions if len(shares) > 1 and len(self._reductions) <= _MOST_REDUCED else ()
-        ):
+        are_reduced = len(shares) > 1 and len(self._reductions) <= _MOST_REDUCED
+        for place, reduction in enumerate(self._reductions if are_reduced else ()):
             part = self._before_a_reduction(place)
-            parts = [list(self._call(part, rows, whole, known, pure=True)[0].values()) for rows in shares]
-            factor = 1 / len(shares) if reduction.averages else 1
-            sums = [sum(values[1:], values[0]) for values in zip(*parts, strict=True)]
-            known |= {after: _scaled(total, factor) for (_, after), total in zip(reduction.tensors, sums, strict=True)}
+            parts = [self._call(part, rows, whole, known, pure=True)[0].values() for rows in shares]
+            for (_, after), values in zip(reduction.tensors, zip(*parts, strict=True), strict=True):
+                total = sum(values[1:], values[0])
+                known[after] = total / len(shares) if reduction.averages else total
         part = self._before_the_update(number, tuple(known))
         return [self._call(part, rows, whole, known, pure=True)[number] for rows in shares]
 
@@ -341,10 +340,6 @@ class StepFunction:
             for place, (name, number) in enumerate(self._captures)
             if name in used
         }
-
-
-def _scaled(value: Any, factor: float) -> Any:
-    return value if factor == 1 else value * factor
 
 
 def _together(values: Sequence[Any]) -> Any:

@@ -11,6 +11,12 @@ from emulate.verify.fit import Fit
 from emulate.verify.lines import Blame, locate
 from emulate.verify.verdict import Finding, url_of
 
+OF_GROUPS = (
+    "One device has the gradients of this run if it does what each replica does with its own examples, and adds up the "
+    "results. The sum depends on which replica has which examples"
+)
+"""The evidence where `Case.is_of_groups`."""
+
 
 @dataclass(frozen=True)
 class Sign:

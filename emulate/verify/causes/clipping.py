@@ -9,7 +9,7 @@ import numpy as np
 from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
 from emulate.verify.causes.text import GENERAL
 from emulate.verify.compare import compare
@@ -22,18 +22,12 @@ _SEEN = 1e-6
 
 def _search(case: Case) -> Sign | None:
     if case.is_of_groups:
-        return Sign(_SUMMARY, GROUPS, _fix(case)) if case.facts.clips else None
+        return Sign(_SUMMARY, OF_GROUPS, _fix(case)) if case.facts.clips else None
     if case.base.first_step("gradient", "weight") is None:
         return None
     if not case.facts.clips:
         return _by_hand(case)
     return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case)
-
-
-GROUPS = (
-    "One device has the gradients of this run if it does what each replica does with its own examples, and adds up the "
-    "results. The sum depends on which replica has which examples"
-)
 
 
 def _from_numbers(case: Case) -> Sign | None:

@@ -30,6 +30,10 @@ _NOT_DETERMINISTIC = (
     r"|not (yet )?have a deterministic (\w+ )?implementation|would have been executed is not deterministic"
     r"|deterministic mode is not supported"
 )
+_EMPTY_CONVOLUTION = (
+    "A replica without examples runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an empty "
+    "batch"
+)
 LIMITS = (
     Limit(
         (r"merge_call`? called while defining a new graph", r"_backend_apply_gradients|base_optimizer|Cond\.call"),
@@ -45,17 +49,8 @@ LIMITS = (
         (r"Value for attr 'T' of string is not in the list of allowed values", r"AddN", r"\.fit\(|_symbolic_build"),
         "Keras 3's fit cannot build its metrics if the model takes strings",
     ),
-    *(
-        Limit(
-            patterns,
-            "A replica without examples runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong "
-            "shape for an empty batch",
-        )
-        for patterns in (
-            (r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"),
-            (r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",),
-        )
-    ),
+    Limit((r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"), _EMPTY_CONVOLUTION),
+    Limit((r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",), _EMPTY_CONVOLUTION),
     Limit(
         (r"Attempt to convert a value \((PerReplica|DistributedVariable)|Invalid reduction dimension 0",),
         "Keras 3's fit and evaluate do not work under MultiWorkerMirroredStrategy (keras#20585)",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words
-from emulate.verify.causes.clipping import GROUPS
+from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, names_in_words
 from emulate.verify.causes.variable_aggregation import is_assigned
 from emulate.verify.compare import Point
 from emulate.verify.lines import Blame, between, made, operations
@@ -16,7 +15,7 @@ _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empt
 def _search(case: Case) -> Sign | None:
     left = case.left()
     if case.is_of_groups and not case.found:
-        return Sign("The gradients depend on which replica has which examples, and no known cause explains it.", GROUPS)
+        return Sign("The gradients depend on which replica has which examples, and no known cause explains it.", OF_GROUPS)
     if not left and not case.found:
         return _rows(case)
     if not left or any(case.has(code) for code in _DECIDED):

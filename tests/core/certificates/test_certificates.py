@@ -13,7 +13,7 @@ import pytest
 
 import gpudist_core as gd
 from gpudist_core.certificates import Certificate, CertificateMismatch, Input, Tensor, examples_of, project
-from gpudist_core.certificates.comparison import Comparison, Report
+from gpudist_core.certificates.comparison import Fingerprints, StepChecker
 from gpudist_core.checkpoints.exchange import TextExchange
 from tests.core.conftest import OnHosts
 
@@ -154,7 +154,7 @@ def test_the_tolerance_grows_with_the_precision_up_to_half_of_the_gradient() -> 
 )
 def test_replicas_are_compared_as_soon_as_the_last_one_reports(change: dict[str, Any], stage: str | None) -> None:
     ended = []
-    compare = Comparison(certificate(), "float32", 2, TextExchange(None, "", 0, 1, 1.0), lambda: ended.append(True))
+    compare = StepChecker(certificate(), "float32", 2, TextExchange(None, "", 0, 1, 1.0), lambda: ended.append(True))
 
     def report(step: int, replica: int) -> None:
         scale = change.get("scale", 1.0) if step else 1.0
@@ -162,7 +162,7 @@ def test_replicas_are_compared_as_soon_as_the_last_one_reports(change: dict[str,
         examples = examples_of([one[rows] for one in BATCH])
         projections = project(GRADIENT, "kernel", step)[None] * 0.5 * scale
         start = project(GRADIENT, "kernel", 0)[None] * change.get("start", 1.0)
-        compare.take(step, replica, Report(projections, start, examples))
+        compare.take(step, replica, Fingerprints(projections, start, examples))
 
     report(0, 0)
     if stage == "start":
@@ -182,7 +182,7 @@ def test_replicas_are_compared_as_soon_as_the_last_one_reports(change: dict[str,
 
 
 def test_a_loss_is_compared_where_it_is_certified() -> None:
-    compare = Comparison(certificate(), "float32", 2, TextExchange(None, "", 0, 1, 1.0), lambda: None)
+    compare = StepChecker(certificate(), "float32", 2, TextExchange(None, "", 0, 1, 1.0), lambda: None)
     compare.compare_loss(0, 2.000001)
     compare.compare_loss(1, 17.0)
     with pytest.raises(CertificateMismatch, match="Received: stage='loss', tensor='loss', value=1, certified=2"):
