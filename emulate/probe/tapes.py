@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
@@ -21,7 +22,7 @@ def install(probe: Probe) -> None:
 
     @functools.wraps(original)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return _taken(probe, target, sources, original(self, target, sources, *args, **kwargs))
+        return _taken(probe, target, sources, lambda: original(self, target, sources, *args, **kwargs))
 
     cls.gradient = gradient
     for module in upstream.modules_with_gradients():
@@ -33,20 +34,23 @@ def _wrap_function(probe: Probe, module: Any) -> None:
 
     @functools.wraps(original)
     def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        return _taken(probe, ys, xs, original(ys, xs, *args, **kwargs))
+        return _taken(probe, ys, xs, lambda: original(ys, xs, *args, **kwargs))
 
     module.gradients = gradients
 
 
-def _taken(probe: Probe, target: Any, sources: Any, result: Any) -> Any:
-    """Take note of gradients, and return them as the plan has them."""
+def _taken(probe: Probe, target: Any, sources: Any, take: Callable[[], Any]) -> Any:
+    """Take gradients and note them, and return them as the plan has them."""
     import tensorflow as tf
 
     body = bodies.current()
+    if body is not None:
+        body.taped = True  # before: the gradient of an all-reduce (synchronized BatchNormalization) is an all-reduce
+    result = take()
     probe.coordinated.see_tape()
     if body is None:
         return result
-    body.taped, body.last_tape = True, (tf.nest.flatten(sources), body.num_draws)
+    body.last_tape = tf.nest.flatten(sources), body.num_draws
     probe.takes_gradients(body.label)
     if body.lines is not None and _are_variables(sources):
         body.lines.tape(target, result)

@@ -46,7 +46,7 @@ def confirmed(
     if kinks and reference.follows and _may_be_kinks(first):
         for confirmation in (confirm()[:1], confirm()):  # one often shows all
             found = compare(reference, topology, noise[:1], confirmation=confirmation, source=source)
-            if found.is_equivalent:
+            if found.is_equivalent or _is_explained_from_the_first(found):
                 return found
     first = compare(reference, topology, noise, source=source) if len(noise) > len(noise[:1]) else first
     if not (first.cancels or (kinks and _may_be_kinks(first))):
@@ -56,5 +56,13 @@ def confirmed(
 
 
 def _may_be_kinks(comparison: Comparison) -> bool:
-    """Return whether units on the other side of a kink may be all: what a model explains exactly is no accident of rounding."""
-    return comparison.needs_confirmation and not explain(comparison).fits
+    """Return whether units on the other side of a kink may be what differs first.
+
+    What a model explains exactly is no accident of rounding; it may still begin after a step that is.
+    """
+    return comparison.needs_confirmation and not _is_explained_from_the_first(comparison)
+
+
+def _is_explained_from_the_first(comparison: Comparison) -> bool:
+    """Return whether a model of the gradients explains the first step that differs."""
+    return comparison.first is not None and any(fit.step == comparison.first.step for fit in explain(comparison).fits)

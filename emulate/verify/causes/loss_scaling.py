@@ -218,6 +218,8 @@ def _search_part(case: Case) -> Sign | None:
 def _is_hidden(case: Case, fit: Fit) -> bool:
     """Return whether the step changed the weights as the reference's did, in spite of the factor."""
     runs, apart, whole = case.base.runs, 0.0, 0.0
+    if runs.reference.follows:
+        return False  # it applies this run's gradients
     ours, theirs = (complete(trace, fit.optimizer)[fit.step] for trace in (runs.topology, runs.reference))
     for tensor in names_of(theirs):
         before = weights_before(runs.reference, fit.optimizer, fit.step, tensor)

@@ -16,7 +16,7 @@ from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import aligned
 from emulate.verify.case import Case
 from emulate.verify.compare import Comparison, compare
-from emulate.verify.confirmed import Rerun
+from emulate.verify.confirmed import Rerun, confirmed
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
 from emulate.verify.precision import Rounding, computed_in, unit_of
 from tests.emulate.verify.made_traces import Made
@@ -360,3 +360,43 @@ def test_a_factor_is_seen_beside_a_first_gradient_that_cancels_within_rows(
     noise = [two_steps(tmp_path / f"noise-{k}", 1e-6, 0, 2e-4 * k) for k in (1, 2)]
     fits = explain(compare(reference, ours, noise)).fits
     assert [fit.scale for fit in fits if fit.step == 0] == pytest.approx(scales)
+
+
+def test_a_factor_that_comes_after_a_unit_on_the_other_side_of_its_kink_is_found_with_one_larger_perturbation(
+    tmp_path: Path,
+) -> None:
+    """At the judged run's weights each step is judged by itself: a kink before a mistake says nothing of the mistake."""
+    draws = np.random.default_rng(0)
+    gradients = draws.normal(size=(8, 200)).astype("f4")
+    weights = gradients - np.cumsum(gradients, 0)  # the same in all runs: the reference applies the topology's gradients
+
+    def made(name: str, *, fallen: bool, factor: float = 1.0, follows: bool = False) -> Trace:
+        run = Made(tmp_path / name, "1x1" if follows else "1x2")
+        run.event({"event": "program", "follows": follows})
+        replicas = 1 if follows else 2
+        for k, gradient in enumerate(gradients):
+            own = gradient * (1 + 1e-7 * draws.choice([-1, 0, 1], gradient.shape)) * (factor if k >= 5 else 1)
+            own[:3] *= 1.003 if fallen and k == 2 else 1
+            for replica in range(replicas):
+                run.step(k, {"w": (own / replicas).astype("f4")}, {"w": weights[k]}, replica=replica)
+        return run.trace()
+
+    asked: list[int] = []
+    confirming = made("confirming", fallen=True, follows=True)
+
+    class Confirming(list[Trace]):
+        def __getitem__(self, index: Any) -> Any:
+            asked.append(1)
+            return super().__getitem__(index)
+
+    found = confirmed(
+        made("reference", fallen=False, follows=True),
+        made("topology", fallen=True, factor=4.0),
+        [made("noise", fallen=False, follows=True)],
+        lambda: Confirming([confirming, confirming]),
+        None,
+        kinks=True,
+    )
+    assert found.first is not None
+    assert (found.first.step, len(asked)) == (5, 1)
+    assert [(fit.step, round(fit.scale, 3)) for fit in explain(found).fits] == [(5, 4.0), (6, 4.0), (7, 4.0)]
