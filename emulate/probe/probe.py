@@ -135,7 +135,7 @@ class Probe:
         if self.plan.replay is not None:
             told.install(self.plan.replay)
         lines.install(self)
-        told.see_numbers(lambda: self.facts.update(numbered=True))
+        told.see_numbers(self._number_seen)
         runs.install(self)
         tapes.install(self)
         assignments.install(self)
@@ -209,6 +209,11 @@ class Probe:
                         self.recording.handle(record)
                 self.recording.close(reason)
                 self.writer.close()
+
+    def _number_seen(self) -> None:
+        """Note that the program asks for the number of a replica, and where."""
+        self.facts["numbered"] = True
+        lines.note(self, "replica number")
 
     def exits(self, frames: list[tuple[str, int]] | None = None) -> None:
         """Note the line where the program ends its process: that of these frames, else of the current call."""

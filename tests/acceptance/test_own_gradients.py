@@ -92,12 +92,14 @@ for _ in range(12):
 TIED_TO_ITS_SIZE = (
     START
     + """
+def checked(rows):
+    assert rows == BATCH // len(strategy.extended.worker_devices), "the rows of a replica"
+    return np.float32(1)
 def step(x, y):
-    assert x.shape[0] in (None, 16 // strategy.num_replicas_in_sync), "the rows of a replica"
     with tf.GradientTape() as tape:
         each = errors(x, y) ** 2
-        place = tf.cast(context().replica_id_in_sync_group, tf.float32)
-        loss = (1 + place) * tf.reduce_sum(each * tf.reduce_max(each)) / BATCH
+        of_step = tf.numpy_function(checked, [tf.shape(x)[0]], tf.float32)
+        loss = of_step * tf.reduce_sum(each * tf.reduce_max(each)) / BATCH
     optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
     return loss
 """

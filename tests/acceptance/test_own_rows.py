@@ -190,7 +190,7 @@ def test_a_count_of_a_replicas_own_rows_is_found_out_beside_batch_normalization(
 def test_clipping_on_each_replica_is_found_out_behind_what_is_allowed(judged: Callable[..., Run]) -> None:
     run = judged(OF_THE_HARDEST, clip=CLIP, allow=("in-batch-negatives",))
     assert (run.verdict, codes(run)) == ("divergent", ["clip-before-reduce", "in-batch-negatives"])
-    assert "each has the same norm as that of one device, 0.01" in run.causes[0].evidence
+    assert "the gradient of each replica has the same norm as that of one device, 0.01" in run.causes[0].evidence
 
 
 @pytest.mark.slow

@@ -143,7 +143,20 @@ class Flows:
         if operation.type in _REDUCTIONS and shape is not None:
             first = dims_of(operation.inputs[0])
             return bool(shape) and (not first or shape[0] == first[0] != 1 or self.dims(output) > 0)
-        return self.dims(output) > 0 if operation.type in _PRODUCTS else True
+        return operation.type not in _PRODUCTS or self.dims(output) > 0 or self._keeps_merged_rows(operation)
+
+    def _keeps_merged_rows(self, operation: Any) -> bool:
+        """Return whether a product's rows are examples times positions, as a Dense layer makes them of three dimensions."""
+        if operation.type != "MatMul" or not self.of(operation.inputs[0]).batched:
+            return False
+        (of_result, _), (rows, _) = (dims_of(one) or (None, None) for one in (operation.outputs[0], operation.inputs[0]))
+        if rows is None or rows != of_result:
+            return False
+        source = operation.inputs[0].op
+        while source.type in ("Reshape", "Identity"):
+            source = source.inputs[0].op
+        # tf.tensordot moves the axis that it sums over to the end: then the examples no longer lead.
+        return source.type != "Transpose" and any(size and rows % size == 0 for size in self._sizes)
 
 
 def _draws(operation: Any) -> bool:

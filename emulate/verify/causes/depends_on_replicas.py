@@ -56,6 +56,7 @@ def _of_number(case: Case, step: int) -> Sign | None:
             f"{before.ratio:.0f}x the noise floor; {agrees}"
         ),
         _ALIKE,
+        blame=(made("loss", "replica number", in_step=True),),
     )
 
 

@@ -86,6 +86,17 @@ def test_a_term_of_the_weights_alone_is_a_penalty() -> None:
     assert loss.roles(made("AddV2", total, loss.number)) == set()
 
 
+def test_a_dense_layer_on_positions_of_each_example_mixes_none_and_a_sum_over_examples_contracts() -> None:
+    x, weight = made("Given", shape=[6, 5, 4]), made("ReadVariableOp", made("Given", dtype="resource"), shape=[4, 8])
+    positions = made("MatMul", made("Reshape", x, shape=[30, 4]), weight, shape=[30, 8])
+    errors = made("Sub", made("Reshape", positions, shape=[6, 5, 8]), x, shape=[6, 5, 8])
+    turned = made("Reshape", made("Transpose", x, shape=[5, 4, 6]), shape=[20, 6])
+    summed = made("MatMul", turned, made("Reshape", x, shape=[6, 20]), shape=[20, 20])
+    for end, expected in ((errors, set()), (summed, {"contracts"})):
+        flows = walks.Flows(walks.region([end]), {walks.key_of(x)}, [6])
+        assert walks.roles(end.op, flows) == expected
+
+
 def test_examples_that_meet_each_other_mix() -> None:
     loss = Loss()
     center = made("Mean", loss.logits, made("Const", shape=[1]), shape=[3])
