@@ -15,6 +15,7 @@ import pytest
 from emulate import verify
 from emulate.cli import main
 from emulate.cluster import Preload
+from tests.acceptance.test_certificate import LOOP, RIGHT
 from tests.emulate.launch.programs import TELLS
 from tests.emulate.launch.slurm_cluster import SlurmCluster, slurm_cluster
 
@@ -133,3 +134,29 @@ def test_a_program_that_is_equivalent_here_is_so_on_the_cluster(
     for reference in ("reference", "2x2"):
         assert main(["compare", str(tmp_path / "here" / reference), str(job / "trace")]) == 0
         assert "2x2  equivalent in the first 5 steps" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # the checks themselves are seen on emulated hosts in tests/acceptance/test_certificate.py
+def test_a_certificate_lets_the_same_training_pass_on_the_cluster_and_stops_any_other(
+    slurm: SlurmCluster, tmp_path: Path, preload: Preload
+) -> None:
+    slurm.wait_until_idle()
+    (tmp_path / "train.py").write_text(LOOP)
+    certificate = tmp_path / "train.certificate"
+    here = verify(tmp_path / "train.py", "2x1", args=[*RIGHT, ""], preload=preload, certificate=certificate)
+    assert here.is_equivalent
+    options = ["--slurm", "--topology", "2x1", "--device", "cpu"]  # TensorFlow gives each host one device there
+
+    def launched(*args: str) -> tuple[int, str]:
+        done = slurm.gpudist("launch", "train.py", *options, "--", *args, str(certificate), cwd=tmp_path)
+        slurm.wait_until_idle()
+        assert slurm.job_processes() == []
+        return done.returncode, done.stdout
+
+    code, output = launched(*RIGHT)
+    assert (code, output.count("checked no more")) == (0, 2), output
+    seed, _, data_seed, dropout = RIGHT
+    for stage, args in (("gradient", (seed, "wrong", data_seed, dropout)), ("start", ("2", *RIGHT[1:]))):
+        code, output = launched(*args)
+        assert code == 3, output
+        assert f"Step 0 must be the one that was certified. Received: stage='{stage}'" in output, output
