@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "fixtures" / "outsider"
-OURS = ("gpudist", "_gpudist", "__editable__")
+OURS = ("gpudist", "_gpudist", "__editable__", "emulate")  # an editable install keeps the data of emulate/examples there
 LIMIT = 580
 pytestmark = pytest.mark.slow
 
