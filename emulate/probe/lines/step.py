@@ -278,7 +278,7 @@ class Lines:
         for one, tensor in found[:1]:
             reader = owner(one)
             entries = [self._steps[owner(op) or 0].entry(frames.of_operation(op), {"crosses": 0}) for op, _ in found]
-            unique = list({json.dumps(entry): entry for entry in entries}.values())
+            unique = list({json.dumps(entry): entry for entry in entries if entry.get("file")}.values())
             about = {"replica": reader, "of": owner(tensor.op), "operation": one.type, "number": len(found)}
             self.write({"event": "crossing", **about, "lines": unique})
 
@@ -296,7 +296,8 @@ class Lines:
         ends = step.tensors(parts[:1])
         region = walks.region(ends, {*step.rows, *map(walks.key_of, step.objective)})
         entries = step.lines(region, {one: {"made"} for one in region})
-        entries.append(step.entry(frames.here(), {"reduced": 0}) | {"called": False})
+        if (entry := step.entry(frames.here(), {"reduced": 0})).get("file"):
+            entries.append(entry | {"called": False})
         self.write({"event": "lines", "report": name, "stages": {"reported": entries}})
 
     def write(self, event: Mapping[str, Any]) -> None:
