@@ -50,9 +50,9 @@ def joined(runs: list[Run]) -> dict[str, Any]:
     """Return the examples of several runs together, the sum of their objectives if all have one, and the runs per replica."""
     if not runs:
         return {}
-    found: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
-    found["runs"] = max(Counter(run["replica"] for run in runs).values())
-    found["draws"] = [draw for run in runs for draw in run.get("draws", [])]
+    fields: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
+    fields["runs"] = max(Counter(run["replica"] for run in runs).values())
+    fields["draws"] = [draw for run in runs for draw in run.get("draws", [])]
     if all("objective" in run for run in runs):
-        found["objective"] = sum(run["objective"] for run in runs)
-    return found
+        fields["objective"] = sum(run["objective"] for run in runs)
+    return fields

@@ -228,11 +228,11 @@ class Rows:
         self._backwards = plan.backwards
         self._numbered = plan.numbered
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
-        made = [step for steps in self._steps for step in steps]
-        if not all(_is_whole(step) for step in made):
+        every = [step for steps in self._steps for step in steps]
+        if not all(_is_whole(step) for step in every):
             raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
-        if not any(step.row_inputs for step in made):
-            raise ValueError(_OF_OTHER_CALLS if any(step.rows for step in made) else _NO_ROWS)
+        if not any(step.row_inputs for step in every):
+            raise ValueError(_OF_OTHER_CALLS if any(step.rows for step in every) else _NO_ROWS)
         self._calls: dict[int | None, int] = {}
         self._lock = threading.Lock()
 
@@ -266,8 +266,8 @@ class Rows:
             args, kwargs = self._replaced(args, kwargs, 0 if self._part else None)
             return probe.call_once(body, function, args, kwargs)
         results = []
-        for made, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
-            body.share = made if made < self._shares - 1 else -1
+        for number, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
+            body.share = number if number < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
             with told.numbered(self._first_of(share) if self._numbered else None):
                 results.append(probe.call_once(body, function, new_args, new_kwargs))
@@ -320,7 +320,7 @@ class Rows:
     def _rows(self, steps: list[Step], place: int, share: int | None) -> Any:
         if share is None or not self._regrouped:
             return np.concatenate([_read(step, place) for step in self._chosen(steps, share)])
-        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, one)) for one in range(self._shares)]
+        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, k)) for k in range(self._shares)]
         everything = np.concatenate([_read(step, place) for step in steps])
         dealt = everything[np.argsort(np.arange(len(everything)) % self._shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
