@@ -25,9 +25,9 @@ class Taped:
         """Add a run that made gradients. `kept_by` names the program's function that stored them in variables."""
         if self._takers.pop(replica, None):
             self._runs.pop(replica)
-        kept: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
-        kept["kept_by"] = kept_by
-        self._runs.setdefault(replica, []).append(kept)
+        entry: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
+        entry["kept_by"] = kept_by
+        self._runs.setdefault(replica, []).append(entry)
         del self._runs[replica][:-MOST_RUNS]
 
     def take(self, optimizer: str, replicas: list[int] | None = None) -> list[Run]:

@@ -375,10 +375,10 @@ class Recording:
         places = row_positions({place: num_rows(part) for place, part in enumerate(parts)})
         entry: dict[str, Any] = {"row_inputs": places, "inputs": []}
         for part in parts:
-            kept = _of_one_size(part["dense"]) if "dense" in part else None
+            array = _of_one_size(part["dense"]) if "dense" in part else None
             # Whole where there is room: without its examples no step can be evaluated.
-            is_whole = kept is not None and self._writer.takes_whole(kept.nbytes)
-            entry["inputs"].append(None if kept is None else self._writer.array(_plain(kept), whole=is_whole))
+            is_whole = array is not None and self._writer.takes_whole(array.nbytes)
+            entry["inputs"].append(None if array is None else self._writer.array(_plain(array), whole=is_whole))
         entry["rows"] = row_names([parts[place] for place in places])
         return entry
 

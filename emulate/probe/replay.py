@@ -280,15 +280,15 @@ class Rows:
         flat = tf.nest.flatten((args, kwargs))
         recorded = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank != 0]
         like = self._steps[self._at(share)][0]
-        kept = [(place, position) for place, position in enumerate(recorded) if place in like.row_inputs]
-        dtypes = [flat[position].dtype for _, position in kept]
+        rows_at = [(place, position) for place, position in enumerate(recorded) if place in like.row_inputs]
+        dtypes = [flat[position].dtype for _, position in rows_at]
 
         def rows() -> list[Any]:
-            return self._next([place for place, _ in kept], share, dtypes)
+            return self._next([place for place, _ in rows_at], share, dtypes)
 
         with graph_functions.on_cpu():
             values = tf.numpy_function(rows, [], dtypes)
-        for (place, position), value in zip(kept, values, strict=True):
+        for (place, position), value in zip(rows_at, values, strict=True):
             value.set_shape(self._shape(like, place, share))
             flat[position] = value
         new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
@@ -334,8 +334,8 @@ class Rows:
 
 def _is_whole(step: Step) -> bool:
     """Return whether all examples of a step were kept: not for ragged and sparse inputs, and not beyond the budget."""
-    kept = [step.inputs[place] for place in step.row_inputs]
-    return all(array is not None and array.is_complete for array in kept)
+    arrays = [step.inputs[place] for place in step.row_inputs]
+    return all(array is not None and array.is_complete for array in arrays)
 
 
 def _shape(step: Step, place: int) -> tuple[int, ...]:

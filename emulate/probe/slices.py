@@ -44,8 +44,8 @@ class Shard(NamedTuple):
 
 def shard_of(variable: Any) -> Shard | None:
     """Return a variable's shard, None for a whole variable."""
-    known = of_variable.known(upstream.tf_variable(variable))
-    return None if known is None else Shard(known.shard.axis, known.shard.rows, known.shard.total_replicas)
+    entry = of_variable.known(upstream.tf_variable(variable))
+    return None if entry is None else Shard(entry.shard.axis, entry.shard.rows, entry.shard.total_replicas)
 
 
 class Part(NamedTuple):
@@ -86,9 +86,9 @@ def part_of(value: Array, shard: Shard, replica: int, most: int, rows: Array | N
     numbers = start + (np.arange(stop - start) if rows is None else rows)
     first = first[: len(numbers)]
     every = max(1, math.ceil(shard.rows * math.prod(first.shape[1:]) / most))
-    kept = (numbers < stop) & (numbers % every == 0)
+    mask = (numbers < stop) & (numbers % every == 0)
     shape = (-(-shard.rows // every), *first.shape[1:])
-    return Part(np.ascontiguousarray(first[kept]), (numbers[kept] // every).astype(np.int64), shape, every)
+    return Part(np.ascontiguousarray(first[mask]), (numbers[mask] // every).astype(np.int64), shape, every)
 
 
 def local_slice(table: Array, shard: Shard, replica: int) -> Array:

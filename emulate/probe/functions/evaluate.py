@@ -140,8 +140,8 @@ class _Evaluation:
         index = self._made[optimizer]
         self._made[optimizer] += 1
         for step in self._leader.steps(optimizer)[index : index + 1]:
-            kept = [(name, value) for local in step.values() for name, value in local.weights.items()]
-            self._take(function, {name: value for name, value in reversed(kept) if value.array is not None})
+            weights = [(name, value) for local in step.values() for name, value in local.weights.items()]
+            self._take(function, {name: value for name, value in reversed(weights) if value.array is not None})
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:
@@ -250,15 +250,15 @@ class _Evaluation:
             )
 
 
-def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
+def _write_reports(source: Trace, writer: TraceWriter, result: Trace) -> None:
     """Write the numbers that the program would report, as far as they are what its steps return.
 
     Args:
         source: The run whose program has reported numbers.
         writer: Of the evaluated run.
-        made: The evaluated run's trace, with what its steps return.
+        result: The evaluated run's trace, with what its steps return.
     """
-    own, evaluated = ([event["values"] for _, event in trace.of("result")] for trace in (source, made))
+    own, evaluated = ([event["values"] for _, event in trace.of("result")] for trace in (source, result))
     returned = -1
     by_name: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
     for _, event in source.events:

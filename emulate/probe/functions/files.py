@@ -71,5 +71,5 @@ def refusal(trace: Trace) -> str | None:
     if any(event["variable"] in read for _, event in trace.of("changed-in-a-graph")):
         return _CHANGED_ELSEWHERE
     steps = [step for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values()]
-    kept = all(array is not None and array.is_complete for step in steps for array in step.inputs)
-    return None if kept else _ROWS_LEFT_OUT
+    are_whole = all(array is not None and array.is_complete for step in steps for array in step.inputs)
+    return None if are_whole else _ROWS_LEFT_OUT

@@ -150,8 +150,8 @@ class Functions:
                 value = upstream.value_of(handle)
                 if value is not None:
                     state_of(self._folder).mkdir(parents=True, exist_ok=True)
-                    kept = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
-                    np.save(state_of(self._folder) / f"{number}.{value.dtype.name}.npy", kept.numpy(), allow_pickle=False)
+                    saved = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
+                    np.save(state_of(self._folder) / f"{number}.{value.dtype.name}.npy", saved.numpy(), allow_pickle=False)
                     self._valued.add(number)
                     del self._unborn[number]
 
@@ -215,7 +215,7 @@ class Functions:
             raise _Refused("its step gets no examples, or sparse or ragged ones")
         fetched = [tensor.op for *_, tensors in kept.sites for tensor in tensors if tensor.name not in rows]
         names = _with_updates(graph, fetched, rows)
-        batch = {given.name: key for name, key in rows.items() if (given := _given(graph, name)) is not None}
+        batch = {source.name: key for name, key in rows.items() if (source := _given(graph, name)) is not None}
         whole = {name: key for name, key in batch.items() if name.rpartition(":")[0] in names}
         captures, constants = self._captures(graph, names, {*rows, *whole})
         graph_def = graph.as_graph_def()
@@ -271,8 +271,8 @@ def _told(tensor: Any) -> tuple[str, str, list[int | None] | None]:
 def _given(graph: Any, name: str) -> Any:
     """Return the tensor of the batch that a step's input was made of; None where that is no input of its function."""
     operation = graph.get_tensor_by_name(name).op
-    given = operation.inputs[0] if operation.type == "Identity" else None
-    return given if given is not None and given.op.type == "Placeholder" else None
+    source = operation.inputs[0] if operation.type == "Identity" else None
+    return source if source is not None and source.op.type == "Placeholder" else None
 
 
 def _with_updates(graph: Any, operations: list[Any], rows: dict[str, Any]) -> set[str]:

@@ -126,8 +126,8 @@ class LiveBytes:
         if op.type in self._same_buffer:
             return inputs[place]
         if op.type in self._in_place:
-            for given, buffer in zip(op.inputs, inputs, strict=True):
-                fits = given.dtype == tensor.dtype and given.shape.is_fully_defined() and given.shape == tensor.shape
+            for operand, buffer in zip(op.inputs, inputs, strict=True):
+                fits = operand.dtype == tensor.dtype and operand.shape.is_fully_defined() and operand.shape == tensor.shape
                 if fits and buffer.counts and buffer.users == 1:
                     return buffer
         return _Buffer(size, counts=op.type not in ("Const", "Placeholder"))
