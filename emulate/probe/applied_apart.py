@@ -25,9 +25,9 @@ class Taped:
         """Add a run that made gradients. `kept_by` names the program's function that stored them in variables."""
         if self._takers.pop(replica, None):
             self._runs.pop(replica)
-        kept: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
-        kept["kept_by"] = kept_by
-        self._runs.setdefault(replica, []).append(kept)
+        entry: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
+        entry["kept_by"] = kept_by
+        self._runs.setdefault(replica, []).append(entry)
         del self._runs[replica][:-MOST_RUNS]
 
     def take(self, optimizer: str, replicas: list[int] | None = None) -> list[Run]:
@@ -50,9 +50,9 @@ def joined(runs: list[Run]) -> dict[str, Any]:
     """Return the examples of several runs together, the sum of their objectives if all have one, and the runs per replica."""
     if not runs:
         return {}
-    found: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
-    found["runs"] = max(Counter(run["replica"] for run in runs).values())
-    found["draws"] = [draw for run in runs for draw in run.get("draws", [])]
+    fields: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
+    fields["runs"] = max(Counter(run["replica"] for run in runs).values())
+    fields["draws"] = [draw for run in runs for draw in run.get("draws", [])]
     if all("objective" in run for run in runs):
-        found["objective"] = sum(run["objective"] for run in runs)
-    return found
+        fields["objective"] = sum(run["objective"] for run in runs)
+    return fields

@@ -88,7 +88,7 @@ def _is_left_to_the_last(probe: Probe, body: bodies.Body, variable: Any) -> bool
     """
     if probe.plan.replay is not None and probe.plan.replay.taped:
         return True
-    of_layers = {id(upstream.tf_variable(one)) for one in probe.untrained(body)}
+    of_layers = {id(upstream.tf_variable(v)) for v in probe.untrained(body)}
     return _is_shared_number(variable) and id(variable) not in of_layers
 
 

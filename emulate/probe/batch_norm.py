@@ -31,8 +31,8 @@ def by_share(rows: Sequence[int]) -> str:
 
 def shares_of(switches: Collection[str]) -> list[int]:
     """Return each replica's rows of a full batch, nothing where the statistics are those of the whole batch."""
-    found = next((switch.removeprefix(_BY_SHARE) for switch in switches if switch.startswith(_BY_SHARE)), "")
-    parts = [part.split("x") for part in found.split("+") if part]
+    shares = next((switch.removeprefix(_BY_SHARE) for switch in switches if switch.startswith(_BY_SHARE)), "")
+    parts = [part.split("x") for part in shares.split("+") if part]
     return [int(number) for many, number in parts for _ in range(int(many))]
 
 
@@ -77,21 +77,21 @@ def _normalize_by_share(cls: Any, shares: Sequence[int]) -> None:
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs).arguments
-        training = given.get("training")
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        training = arguments.get("training")
         if training is None or training is False or not self.trainable or getattr(self, "synchronized", False):
             return original(self, *args, **kwargs)
-        return _of_shares(original, given, self.non_trainable_variables, shares)
+        return _of_shares(original, arguments, self.non_trainable_variables, shares)
 
     cls.call = call
 
 
-def _of_shares(original: Any, given: dict[str, Any], variables: Sequence[Any], shares: Sequence[int]) -> Any:
+def _of_shares(original: Any, arguments: dict[str, Any], variables: Sequence[Any], shares: Sequence[int]) -> Any:
     """Call a layer with one share after the other, each from the same statistics; what they leave becomes one as on replicas.
 
     Args:
         original: The layer's `call`.
-        given: Its arguments by name.
+        arguments: Its arguments by name.
         variables: The layer's moving statistics.
         shares: Rows of a full batch of each replica.
 
@@ -100,13 +100,13 @@ def _of_shares(original: Any, given: dict[str, Any], variables: Sequence[Any], s
     """
     import tensorflow as tf
 
-    inputs = tf.convert_to_tensor(given["inputs"])
+    inputs = tf.convert_to_tensor(arguments["inputs"])
     numbers = _rows_of(tf.shape(inputs)[0], shares)
-    masks = [None] * len(shares) if given.get("mask") is None else tf.split(given["mask"], numbers)
+    masks = [None] * len(shares) if arguments.get("mask") is None else tf.split(arguments["mask"], numbers)
     before = [tf.identity(variable) for variable in variables]
     outputs, after = [], []
     for part, mask in zip(tf.split(inputs, numbers, num=len(shares)), masks, strict=True):
-        outputs.append(original(**{**given, "inputs": part, **({} if mask is None else {"mask": mask})}))
+        outputs.append(original(**{**arguments, "inputs": part, **({} if mask is None else {"mask": mask})}))
         after.append([tf.identity(variable) for variable in variables])
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)

@@ -255,11 +255,11 @@ class WorkerTurns:
         """Return whether it is the turn of a worker that asks for work."""
         if worker is not None:
             self.lost.discard(worker)  # it asks for work
-        return next((one for one in self._order() if one not in self.lost), None) == worker
+        return next((number for number in self._order() if number not in self.lost), None) == worker
 
     def taken(self) -> None:
         """Note that the worker whose turn it is has taken something."""
-        self._next = next(one for one in self._order() if one not in self.lost) + 1
+        self._next = next(number for number in self._order() if number not in self.lost) + 1
 
     def _order(self) -> list[int]:
         return [(self._next + k) % self._number for k in range(self._number)]

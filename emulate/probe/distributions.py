@@ -118,5 +118,5 @@ def _by_sums(numbers: Any, first: Any, ratio: Any) -> Any:
         return k + 1.0, drawn, term, total + term
 
     start = (tf.constant(1.0), tf.zeros_like(numbers), term, term)
-    shapes = (tf.TensorShape([]), *(one.shape for one in start[1:]))
+    shapes = (tf.TensorShape([]), *(tensor.shape for tensor in start[1:]))
     return tf.while_loop(lambda k, *_: k <= _TERMS, add, start, shape_invariants=shapes)[1]

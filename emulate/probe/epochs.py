@@ -121,8 +121,8 @@ def _of_distributed(dataset: Any) -> FirstEpoch:
 
     batches, strategy, whole = upstream.distribution_of(dataset)
     if whole is None:  # made by a function, which gives each replica batches of its own
-        known = _finite(batches)
-        return FirstEpoch(None if known is None else -(-known // upstream.num_local_replicas(strategy)))
+        count = _finite(batches)
+        return FirstEpoch(None if count is None else -(-count // upstream.num_local_replicas(strategy)))
     with tf.init_scope():
         return FirstEpoch(_finite(batches), upstream.last_batch(whole))
 

@@ -46,10 +46,10 @@ def _num_bytes(tensor: Any) -> int:
 def _remember(probe: Probe, tensor: Any, size: int) -> None:
     """Count a constant under the line of the program that makes it."""
     shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
-    known = probe.facts["constants"]
-    same = next((one for one in known if (one["shape"], one["dtype"], one["where"]) == (shape, dtype, where)), None)
+    constants = probe.facts["constants"]
+    same = next((c for c in constants if (c["shape"], c["dtype"], c["where"]) == (shape, dtype, where)), None)
     if same is None:
-        known.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
+        constants.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
     else:
         same["copies"] += 1
 
@@ -60,8 +60,8 @@ def _wrap_cache(probe: Probe) -> None:
 
     @functools.wraps(original)
     def cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        known = probe.facts["cached"]
-        known += [what for what in upstream.random_stages(self) if what not in known]
+        stages = probe.facts["cached"]
+        stages += [what for what in upstream.random_stages(self) if what not in stages]
         return original(self, *args, **kwargs)
 
     cls.cache = cache

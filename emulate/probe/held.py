@@ -74,13 +74,13 @@ def remember_mapped(probe: Probe, dataset: Any) -> None:
         return
     import tensorflow as tf
 
-    known = probe.facts["mapped"]
+    mapped = probe.facts["mapped"]
     for function, graph in upstream.functions_of(dataset):
         where = _line_of(function)
         for operation in graph.get_operations():
             if operation.type == "Const" and _may_be_data(operation.outputs[0]):
-                _remember(known, where, np.asarray(tf.get_static_value(operation.outputs[0])))
-        _remember_closed_over(known, graph, where)
+                _remember(mapped, where, np.asarray(tf.get_static_value(operation.outputs[0])))
+        _remember_closed_over(mapped, graph, where)
 
 
 def _line_of(function: Any) -> str:
@@ -91,14 +91,14 @@ def _line_of(function: Any) -> str:
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
-def _remember_closed_over(known: dict[str, list[str]], graph: Any, where: str) -> None:
+def _remember_closed_over(held: dict[str, list[str]], graph: Any, where: str) -> None:
     import tensorflow as tf
 
     for tensor, _ in getattr(graph, "captures", ()):
         if isinstance(tensor, tf.__internal__.EagerTensor) and _may_be_data(tensor):
-            _remember(known, where, tensor.numpy())
+            _remember(held, where, tensor.numpy())
     for kind, text in _tables_of(graph):
-        _keep(known, f"{where}|{TABLE}|{kind}", text)
+        _keep(held, f"{where}|{TABLE}|{kind}", text)
 
 
 def _tables_of(graph: Any) -> Iterator[tuple[str, str]]:
@@ -133,20 +133,20 @@ def _may_be_data(tensor: Any) -> bool:
     return 0 < count * int(dtype.size or 1) <= _LARGEST and (bool(dtype.is_floating) or count >= _FEWEST_WHOLE)
 
 
-def _remember(known: dict[str, list[str]], where: str, value: NDArray[Any]) -> None:
+def _remember(held: dict[str, list[str]], where: str, value: NDArray[Any]) -> None:
     if value.size > 1 and bool(np.all(value == value.flat[0])):
         return  # zeros and ones in the shape of something, of which hosts may have other numbers of rows
-    _keep(known, f"{where}|{value.dtype.name}|{'x'.join(map(str, value.shape[1:])) if value.ndim else 'number'}", _told(value))
+    _keep(held, f"{where}|{value.dtype.name}|{'x'.join(map(str, value.shape[1:])) if value.ndim else 'number'}", _told(value))
 
 
-def _keep(known: dict[str, list[str]], place: str, text: str) -> None:
-    if place in known or len(known) < _MOST:
-        texts = known.setdefault(place, [])
+def _keep(held: dict[str, list[str]], place: str, text: str) -> None:
+    if place in held or len(held) < _MOST:
+        texts = held.setdefault(place, [])
         texts += [text] if text not in texts else []
 
 
 def _told(value: NDArray[Any]) -> str:
-    first = ", ".join(f"{float(one):.6g}" for one in value.flat[:_FIRST])
+    first = ", ".join(f"{float(number):.6g}" for number in value.flat[:_FIRST])
     if value.ndim == 0:
         return f"{float(value)!r}"
     digest = hashlib.blake2b(value.tobytes(), digest_size=6).hexdigest()

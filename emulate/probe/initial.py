@@ -56,8 +56,8 @@ class InitialWeights:
     def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
         """Note that a replica, or each of the virtual ones that a graph serves, is about to change these variables."""
         virtual = graph_functions.virtual_replicas()
-        for one in [replica] if virtual is None else range(virtual[1]):
-            self._before_first(optimizer, one, variables)
+        for number in [replica] if virtual is None else range(virtual[1]):
+            self._before_first(optimizer, number, variables)
 
     def _before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
         import tensorflow as tf

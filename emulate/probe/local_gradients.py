@@ -49,12 +49,12 @@ class LocalGradients:
         import tensorflow as tf
 
         def read(own: Array) -> Array:
-            made = self._next(optimizer, tensor)
-            locals_ = [one.gradients[tensor] for one in made if tensor in one.gradients]
+            steps = self._next(optimizer, tensor)
+            locals_ = [step.gradients[tensor] for step in steps if tensor in step.gradients]
             if locals_ and all(array.is_complete and array.shape == own.shape for array in locals_):
                 return join([array.read() for array in locals_]).astype(own.dtype)
-            sums = [one.sums[tensor].read() for one in made if tensor in one.sums]
-            if of_sum is None or len(sums) < len({one.host for one in made}) or not sums:
+            sums = [step.sums[tensor].read() for step in steps if tensor in step.sums]
+            if of_sum is None or len(sums) < len({step.host for step in steps}) or not sums:
                 return own
             return of_sum(np.sum(sums, axis=0), len(locals_)).astype(own.dtype)
 
@@ -70,4 +70,4 @@ class LocalGradients:
             number = self._calls[(optimizer, tensor)]
             self._calls[(optimizer, tensor)] += 1
         steps = self._trace.steps(optimizer)
-        return [one for _, one in sorted(steps[number].items())] if number < len(steps) else []
+        return [step for _, step in sorted(steps[number].items())] if number < len(steps) else []

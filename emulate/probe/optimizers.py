@@ -85,7 +85,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     else:
         note(probe, "apply")
     inner = upstream.inner_optimizer(optimizer)
-    marked = {(id(one), replica) for one in (optimizer, inner) if one is not None}
+    marked = {(id(each), replica) for each in (optimizer, inner) if each is not None}
     name = _name(probe, optimizer)
     how = "replicated" if reduced else "skipped" if skips else "sum"
     _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, how=how)
@@ -127,12 +127,12 @@ def _part(gradient: Any, parts: int) -> Any:
 
 def is_applying(replica: int) -> bool:
     """Return whether an optimizer runs on a replica: what it assigns is its own."""
-    return any(one == replica for _, one in _inside)
+    return any(number == replica for _, number in _inside)
 
 
 def _release(marked: set[tuple[int, int]]) -> None:
-    for one in marked:
-        _inside.discard(one)
+    for entry in marked:
+        _inside.discard(entry)
 
 
 def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:

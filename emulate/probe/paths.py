@@ -148,8 +148,8 @@ def _written_at(path: Any) -> float | None:
         return None
     for name in (os.fsdecode(path), f"{os.fsdecode(path)}.index"):
         with contextlib.suppress(OSError, ValueError):
-            found = os.stat(name)
-            return found.st_mtime if stat.S_ISREG(found.st_mode) else None
+            status = os.stat(name)
+            return status.st_mtime if stat.S_ISREG(status.st_mode) else None
     return None
 
 

@@ -58,8 +58,8 @@ _FLAGS = "asynchronous gathers joins numbered own_draws compiled train_steps own
 
 def _nothing_known(*, follows: bool) -> dict[str, Any]:
     """Return what the probe learns about a program, before it has learned anything."""
-    found: dict[str, Any] = {name: {} for name in ("optimizers", "drawn", "held", "mapped")}
-    return found | {name: [] for name in _LISTS.split()} | dict.fromkeys(_FLAGS.split(), False) | {"follows": follows}
+    facts: dict[str, Any] = {name: {} for name in ("optimizers", "drawn", "held", "mapped")}
+    return facts | {name: [] for name in _LISTS.split()} | dict.fromkeys(_FLAGS.split(), False) | {"follows": follows}
 
 
 class Probe:
@@ -288,8 +288,8 @@ class Probe:
 
         if not body.applied or body.graph is not tf.compat.v1.get_default_graph():
             return
-        flat = [one for one in tf.nest.flatten(result) if tf.is_tensor(one) and one.shape.rank == 0 and is_floating(one)]
-        tensors = [(("result", place), one) for place, one in enumerate(body.reachable(flat))]
+        flat = [t for t in tf.nest.flatten(result) if tf.is_tensor(t) and t.shape.rank == 0 and is_floating(t)]
+        tensors = [(("result", place), tensor) for place, tensor in enumerate(body.reachable(flat))]
         about = {"replica": body.replica}
         if tensors and (kept := self.functions.see("result", about, tensors)):
             self.recorder.hand_over("result", about | kept, tensors)
@@ -317,19 +317,19 @@ class Probe:
         """Record what the step has assigned itself, at its end."""
         import tensorflow as tf
 
-        known = self._assigned.setdefault(body.label, {})
-        known |= body.assigned  # a function inside that is not traced again assigns them all the same
+        assigned = self._assigned.setdefault(body.label, {})
+        assigned |= body.assigned  # a function inside that is not traced again assigns them all the same
         self._by_hand |= body.by_hand
         # What a layer assigns is recorded with the weights, before the step's own assignments.
-        others = self._trained | ({id(upstream.tf_variable(one)) for one in self.untrained(body)} - self._by_hand)
-        state = [variable for key, variable in known.items() if key not in others]
+        others = self._trained | ({id(upstream.tf_variable(v)) for v in self.untrained(body)} - self._by_hand)
+        state = [variable for key, variable in assigned.items() if key not in others]
         own = [variable for variable in state if self._is_left_by(body, variable)]
         self._note_shared(own)
         if own and body.is_here():
             self._hand_over_state(body, own)
         virtual = graph_functions.virtual_replicas()
         if virtual is not None and len(own) < len(state) and body.is_here():
-            shared = [variable for variable in state if all(variable is not one for one in own)]
+            shared = [variable for variable in state if all(variable is not other for other in own)]
             self._note_shared(shared)
             is_last = tf.equal(virtual[0], virtual[1] - 1)
             tf.cond(is_last, lambda: self._hand_over_state(body, shared), tf.no_op)
@@ -370,9 +370,9 @@ class Probe:
 
     def _changed_outside(self, body: Body, variables: list[Any]) -> tuple[str, ...]:
         """Return the names of the variables that the step itself does not assign: the next step reads them at its tape."""
-        known = {id(value) for value in body.reachable(list(body.at_tape.values()))}
+        reachable = {id(value) for value in body.reachable(list(body.at_tape.values()))}
         assigned = body.assigned | self._assigned.get(body.label, {})
-        body.at_tape = {key: value for key, value in body.at_tape.items() if id(value) in known and key not in assigned}
+        body.at_tape = {key: value for key, value in body.at_tape.items() if id(value) in reachable and key not in assigned}
         return tuple(dict.fromkeys(self.names.of(v) for v in variables if id(upstream.tf_variable(v)) in body.at_tape))
 
     def resume(self, name: str, optimizer: Any) -> None:
@@ -382,15 +382,15 @@ class Probe:
         if self.plan.begun is None or name in self.recording.made_before:
             return
         with tf.init_scope():
-            made = upstream.steps_made(optimizer)
+            num_steps = upstream.steps_made(optimizer)
         if not self.plan.resumed:
             self.recording.made_before[name] = self.recorder.made_before[name] = 0
-            self.recording.write({"event": "begun", "optimizer": name, "step": made})
+            self.recording.write({"event": "begun", "optimizer": name, "step": num_steps})
             return
-        made = max(0, made - self.plan.begun.get(name, 0))
-        self.recording.made_before[name] = self.recorder.made_before[name] = made
-        self.recording.write({"event": "resumed", "optimizer": name, "step": made})
-        self.send({"event": "resumed", "step": made})
+        num_steps = max(0, num_steps - self.plan.begun.get(name, 0))
+        self.recording.made_before[name] = self.recorder.made_before[name] = num_steps
+        self.recording.write({"event": "resumed", "optimizer": name, "step": num_steps})
+        self.send({"event": "resumed", "step": num_steps})
 
     def step_made(
         self, optimizer: str, body: Body | None, replica: int, pairs: list[tuple[Any, Any]], about: dict[str, Any]
@@ -415,10 +415,10 @@ class Probe:
         tensors += self._gradient_tensors(pairs)
         self._trained |= {id(upstream.tf_variable(variable)) for _, variable in pairs}
         variables = [variable for _, variable in pairs] + self.untrained(body)
-        found = body.at_tape if body is not None and about.get("outside") else {}
-        for variable in (one.item for one in dict.fromkeys(_Same(v) for v in variables)):
+        at_tape = body.at_tape if body is not None and about.get("outside") else {}
+        for variable in (same.item for same in dict.fromkeys(_Same(v) for v in variables)):
             key = ("weight", self.names.of(variable), bool(getattr(variable, "trainable", True)))
-            value = found.get(id(upstream.tf_variable(variable)))
+            value = at_tape.get(id(upstream.tf_variable(variable)))
             tensors.append((key, read_local(variable) if value is None else value))
         self.facts["train_steps"] = _TRAIN_STEPS in sys.modules
         self.write_facts()
@@ -432,8 +432,8 @@ class Probe:
 
     def shards(self, variables: list[Any]) -> dict[str, tuple[int, ...]]:
         """Return the shards of the variables of which each replica holds another slice."""
-        found = {self.names.of(variable): shard_of(variable) for variable in variables}
-        return {name: tuple(shard) for name, shard in found.items() if shard is not None}
+        shards = {self.names.of(variable): shard_of(variable) for variable in variables}
+        return {name: tuple(shard) for name, shard in shards.items() if shard is not None}
 
     def _taped_tensors(self, body: Body, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
         """Return the tapes' gradients if the step has summed them itself before the optimizer gets them."""
@@ -442,10 +442,10 @@ class Probe:
         body.reduces = False
         taken = body.taken()
         given = [(taken.get(id(upstream.tf_variable(variable))), gradient, variable) for gradient, variable in pairs]
-        dense = [(one, variable) for one, gradient, variable in given if one is not gradient and hasattr(one, "dtype")]
-        found = [(("taped", self.names.of(variable)), one) for one, variable in dense if not hasattr(one, "indices")]
-        reachable = {id(one) for one in body.reachable([one for _, one in found])}
-        return [(key, one) for key, one in found if id(one) in reachable]
+        dense = [(taped, variable) for taped, gradient, variable in given if taped is not gradient and hasattr(taped, "dtype")]
+        tensors = [(("taped", self.names.of(variable)), taped) for taped, variable in dense if not hasattr(taped, "indices")]
+        reachable = {id(tensor) for tensor in body.reachable([tensor for _, tensor in tensors])}
+        return [(key, tensor) for key, tensor in tensors if id(tensor) in reachable]
 
     def _gradient_tensors(self, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
         import tensorflow as tf
@@ -464,8 +464,8 @@ class Probe:
     def untrained(self, body: Body | None) -> list[Any]:
         """Return floating-point variables of this step's models that no gradient changes."""
         models = list(body.models.values()) if body is not None else []
-        found = [v for model in models for v in getattr(model, "non_trainable_variables", [])]
-        return [v for v in found if is_floating(v) and not _is_count_of_each(v)]
+        variables = [v for model in models for v in getattr(model, "non_trainable_variables", [])]
+        return [v for v in variables if is_floating(v) and not _is_count_of_each(v)]
 
     def write_facts(self) -> None:
         """Say what kind of program this is, again whenever more is known."""

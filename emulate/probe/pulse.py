@@ -62,7 +62,7 @@ class Pulse:
     def _look(self) -> None:
         while True:
             time.sleep(collectives.POLL_SECONDS)
-            made = max((upstream.steps_made(one) for one in list(self._optimizers)), default=0)
-            if made != self.num_steps:
-                self.num_steps = made
-                self._send({"event": "progress", "step": made})
+            num_steps = max((upstream.steps_made(optimizer) for optimizer in list(self._optimizers)), default=0)
+            if num_steps != self.num_steps:
+                self.num_steps = num_steps
+                self._send({"event": "progress", "step": num_steps})

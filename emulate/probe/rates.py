@@ -35,8 +35,8 @@ def settings_of(optimizer: Any) -> dict[str, float]:
     Returns:
         Its public attributes that are plain numbers.
     """
-    found = getattr(optimizer, "__dict__", {}).items()
-    return {name: float(one) for name, one in found if isinstance(one, (int, float)) and not name.startswith("_")}
+    attributes = getattr(optimizer, "__dict__", {}).items()
+    return {name: float(value) for name, value in attributes if isinstance(value, (int, float)) and not name.startswith("_")}
 
 
 def is_scheduled(optimizer: Any) -> bool:

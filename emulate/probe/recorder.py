@@ -102,7 +102,7 @@ class Recorder:
             return tf.constant(self._number(site), tf.int64)
         replica, count = virtual
         sites = [replace(site, about=site.about | {"replica": number}) for number in range(count)]
-        return tf.gather(tf.constant([self._number(one) for one in sites], tf.int64), replica)
+        return tf.gather(tf.constant([self._number(of_replica) for of_replica in sites], tf.int64), replica)
 
     def _credit(self, number: int) -> Any:
         """Wait until what is on its way leaves room for a large record."""
@@ -215,7 +215,7 @@ class Recorder:
     def hold_if_reached(self) -> None:
         """Stop eager code: wait forever after the step with the last wanted number."""
         with self._moved:
-            self._moved.wait_for(lambda: self._steps is None or all(one < self._steps for one in self._eager_steps.values()))
+            self._moved.wait_for(lambda: self._steps is None or all(step < self._steps for step in self._eager_steps.values()))
 
     def go_on_to(self, steps: int) -> None:
         """Hold a later step instead; steps that are held now go on.

@@ -145,12 +145,12 @@ class Recording:
     def _state(self, record: Record) -> None:
         """Record what a step has assigned itself: it belongs to the last step of its replica."""
         replica = record.about["replica"]
-        made = {name: count for (name, one), count in self._counts.items() if one == replica}
-        made = {name: count for name, count in made.items() if name != "tape"} or made
-        if self._reached or not made:
+        counts = {name: count for (name, other), count in self._counts.items() if other == replica}
+        counts = {name: count for name, count in counts.items() if name != "tape"} or counts
+        if self._reached or not counts:
             return
-        optimizer = max(made, key=lambda name: made[name])
-        index = self.made_before.get(optimizer, 0) + made[optimizer] - 1
+        optimizer = max(counts, key=lambda name: counts[name])
+        index = self.made_before.get(optimizer, 0) + counts[optimizer] - 1
         variables = {
             key[1]: self._variable((f"state of {optimizer}", index, key[1]), value, record, trainable=False)
             for key, value in record.values
@@ -348,37 +348,37 @@ class Recording:
         With them another run can go on from the weights that this one has after the step.
         """
         place, wanted = (record.about["optimizer"], index), 1 if record.about.get("reduced") else self.local_replicas
-        made, parts, sums = self._summed.pop(place, (0, set(), {}))
+        count, parts, sums = self._summed.pop(place, (0, set(), {}))
         for key, value in record.values:
             if key[0] == "gradient" and _shard(record, key[1]) is None:
                 wide = value.astype(np.promote_types(value.dtype, np.float32), copy=False)
                 sums[key[1]] = sums[key[1]] + wide if key[1] in sums else wide
                 parts |= {key[1]} if "stride" in entries[key[1]] else set()
-        if made + 1 < wanted:
-            self._summed[place] = (made + 1, parts, sums)
+        if count + 1 < wanted:
+            self._summed[place] = (count + 1, parts, sums)
             return {}
         fits = parts and self._writer.takes_whole(sum(sums[name].nbytes for name in parts))
         return {"sums": {name: self._writer.array(sums[name], whole=True) for name in sorted(parts)}} if fits else {}
 
     def _weights(self, record: Record, optimizer: str, index: int) -> dict[str, Any]:
-        found = {
+        weights = {
             key[1]: self._variable((optimizer, index, key[1]), value, record, trainable=key[2])
             for key, value in record.values
             if key[0] == "weight"
         }
         replica = record.about["replica"]
-        self._trained |= {(replica, name): entry["digest"] for name, entry in found.items() if entry["trainable"]}
-        return found
+        self._trained |= {(replica, name): entry["digest"] for name, entry in weights.items() if entry["trainable"]}
+        return weights
 
     def _inputs(self, record: Record) -> dict[str, Any]:
         parts = parts_of({key: value for key, value in record.values if key[0] == "input"})
         places = row_positions({place: num_rows(part) for place, part in enumerate(parts)})
         entry: dict[str, Any] = {"row_inputs": places, "inputs": []}
         for part in parts:
-            kept = _of_one_size(part["dense"]) if "dense" in part else None
+            array = _of_one_size(part["dense"]) if "dense" in part else None
             # Whole where there is room: without its examples no step can be evaluated.
-            is_whole = kept is not None and self._writer.takes_whole(kept.nbytes)
-            entry["inputs"].append(None if kept is None else self._writer.array(_plain(kept), whole=is_whole))
+            is_whole = array is not None and self._writer.takes_whole(array.nbytes)
+            entry["inputs"].append(None if array is None else self._writer.array(_plain(array), whole=is_whole))
         entry["rows"] = row_names([parts[place] for place in places])
         return entry
 
@@ -408,8 +408,8 @@ def _draws(record: Record) -> list[str]:
 
 def _shard(record: Record, name: Any) -> Shard | None:
     """Return how a variable's table is split over the replicas; None for a whole variable."""
-    found = record.about.get("shards", {}).get(name)
-    return None if found is None else Shard(*found)
+    shard = record.about.get("shards", {}).get(name)
+    return None if shard is None else Shard(*shard)
 
 
 def _plain(value: Array) -> Array:

@@ -228,11 +228,11 @@ class Rows:
         self._backwards = plan.backwards
         self._numbered = plan.numbered
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
-        made = [step for steps in self._steps for step in steps]
-        if not all(_is_whole(step) for step in made):
+        every = [step for steps in self._steps for step in steps]
+        if not all(_is_whole(step) for step in every):
             raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
-        if not any(step.row_inputs for step in made):
-            raise ValueError(_OF_OTHER_CALLS if any(step.rows for step in made) else _NO_ROWS)
+        if not any(step.row_inputs for step in every):
+            raise ValueError(_OF_OTHER_CALLS if any(step.rows for step in every) else _NO_ROWS)
         self._calls: dict[int | None, int] = {}
         self._lock = threading.Lock()
 
@@ -266,8 +266,8 @@ class Rows:
             args, kwargs = self._replaced(args, kwargs, 0 if self._part else None)
             return probe.call_once(body, function, args, kwargs)
         results = []
-        for made, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
-            body.share = made if made < self._shares - 1 else -1
+        for number, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
+            body.share = number if number < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
             with told.numbered(self._first_of(share) if self._numbered else None):
                 results.append(probe.call_once(body, function, new_args, new_kwargs))
@@ -280,15 +280,15 @@ class Rows:
         flat = tf.nest.flatten((args, kwargs))
         recorded = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank != 0]
         like = self._steps[self._at(share)][0]
-        kept = [(place, position) for place, position in enumerate(recorded) if place in like.row_inputs]
-        dtypes = [flat[position].dtype for _, position in kept]
+        rows_at = [(place, position) for place, position in enumerate(recorded) if place in like.row_inputs]
+        dtypes = [flat[position].dtype for _, position in rows_at]
 
         def rows() -> list[Any]:
-            return self._next([place for place, _ in kept], share, dtypes)
+            return self._next([place for place, _ in rows_at], share, dtypes)
 
         with graph_functions.on_cpu():
             values = tf.numpy_function(rows, [], dtypes)
-        for (place, position), value in zip(kept, values, strict=True):
+        for (place, position), value in zip(rows_at, values, strict=True):
             value.set_shape(self._shape(like, place, share))
             flat[position] = value
         new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
@@ -320,7 +320,7 @@ class Rows:
     def _rows(self, steps: list[Step], place: int, share: int | None) -> Any:
         if share is None or not self._regrouped:
             return np.concatenate([_read(step, place) for step in self._chosen(steps, share)])
-        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, one)) for one in range(self._shares)]
+        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, k)) for k in range(self._shares)]
         everything = np.concatenate([_read(step, place) for step in steps])
         dealt = everything[np.argsort(np.arange(len(everything)) % self._shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
@@ -334,8 +334,8 @@ class Rows:
 
 def _is_whole(step: Step) -> bool:
     """Return whether all examples of a step were kept: not for ragged and sparse inputs, and not beyond the budget."""
-    kept = [step.inputs[place] for place in step.row_inputs]
-    return all(array is not None and array.is_complete for array in kept)
+    arrays = [step.inputs[place] for place in step.row_inputs]
+    return all(array is not None and array.is_complete for array in arrays)
 
 
 def _shape(step: Step, place: int) -> tuple[int, ...]:

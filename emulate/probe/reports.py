@@ -93,7 +93,7 @@ def install_local_results(probe: Probe) -> None:
         results = original(self, value)
         frame = sys._getframe(1)
         caller = None if _reads_logs(frame) else program_caller(frame)
-        if caller is None or bodies.current() is not None or any(hasattr(one, "assign") for one in results):
+        if caller is None or bodies.current() is not None or any(hasattr(result, "assign") for result in results):
             return results
         parts = _OfReplicas(results)
         parts.looked_at = functools.partial(_looked_at, probe, places.name(f"{caller.name}/local result", caller), {})
@@ -113,10 +113,10 @@ class _OfReplicas(tuple[Any, ...]):  # noqa: SLOT001 (a tuple can have no slots 
     looked_at: Callable[[int | None, Any], None] | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
+        value = super().__getitem__(key)
         if self.looked_at is not None:
-            self.looked_at(key if isinstance(key, int) else None, found)
-        return found
+            self.looked_at(key if isinstance(key, int) else None, value)
+        return value
 
     def __iter__(self) -> Iterator[Any]:
         if self.looked_at is not None:
@@ -124,11 +124,11 @@ class _OfReplicas(tuple[Any, ...]):  # noqa: SLOT001 (a tuple can have no slots 
         return super().__iter__()
 
 
-def _looked_at(probe: Probe, name: str, seen: dict[int, None], key: int | None, value: Any) -> None:
-    if key is None or (seen and key not in seen):
+def _looked_at(probe: Probe, name: str, keys: dict[int, None], key: int | None, value: Any) -> None:
+    if key is None or (keys and key not in keys):
         probe.recording.shared(name)
-    elif not seen:
-        seen[key] = None
+    elif not keys:
+        keys[key] = None
         probe.lines.reported(value, name)
         report_tensor(probe, value, _kind_of_parts(value), name)
 
@@ -146,7 +146,7 @@ def _kind_of_parts(value: Any) -> str:
             return "metric"
         if id(tensor) not in seen and not isinstance(tensor, tf.__internal__.EagerTensor):
             seen.add(id(tensor))
-            waiting += [one for one in tensor.op.inputs if one.shape.rank == 0]  # a factor of the program's own
+            waiting += [operand for operand in tensor.op.inputs if operand.shape.rank == 0]  # a factor of the program's own
     return "loss"
 
 
@@ -242,7 +242,7 @@ def _wrap_logs(probe: Probe, cls: Any) -> None:
 def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
     original = getattr(cls, method)
     takes_number = where != "evaluate"
-    made: Counter[int] = Counter()
+    steps: Counter[int] = Counter()
     sums_over_hosts = probe.several_hosts and cls.__module__.startswith(upstream.LEGACY_KERAS)
 
     @functools.wraps(original)
@@ -256,7 +256,7 @@ def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
             _report_log(probe, f"{where}/{name}", value)
         if where == "batch" and isinstance(logs, Mapping):
             _note_train_step(probe, self.model)
-            _report_so_far(probe, self.model, logs, made)
+            _report_so_far(probe, self.model, logs, steps)
         return original(self, *args, **kwargs)
 
     setattr(cls, method, hook)
@@ -271,22 +271,22 @@ def _note_train_step(probe: Probe, model: Any) -> None:
         probe.write_facts()
 
 
-def _report_so_far(probe: Probe, model: Any, logs: Mapping[str, Any], made: Counter[int]) -> None:
+def _report_so_far(probe: Probe, model: Any, logs: Mapping[str, Any], steps: Counter[int]) -> None:
     """Report the logs of an epoch that ended before the run stops, with metrics over all replicas.
 
     In a batch's logs they are the mean of the replicas'.
     """
     each = getattr(model, "steps_per_execution", 1)
     each = each if isinstance(each, int) else 1
-    made[id(model)] += each
+    steps[id(model)] += each
     looks_from = probe.plan.looks_from or probe.plan.steps
-    if probe.several_hosts or looks_from is None or made[id(model)] + each < looks_from:
+    if probe.several_hosts or looks_from is None or steps[id(model)] + each < looks_from:
         return  # between hosts to read a metric is a collective
     try:
-        found = model.get_metrics_result()
+        metrics = model.get_metrics_result()
     except Exception:  # a metric of the program's own that cannot tell yet must not end it
         return
-    for name, value in (found if found.keys() == logs.keys() else logs).items():
+    for name, value in (metrics if metrics.keys() == logs.keys() else logs).items():
         _report_log(probe, f"{SO_FAR}/{name}", value)
 
 

@@ -39,10 +39,10 @@ class RowKeys:
         import tensorflow as tf
 
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        known = (id(owner), id(graph))
-        if known not in self._made:
-            self._made[known] = make(), graph  # with the graph, so that no other one gets its number
-        return self._made[known][0]
+        key = (id(owner), id(graph))
+        if key not in self._made:
+            self._made[key] = make(), graph  # with the graph, so that no other one gets its number
+        return self._made[key][0]
 
     @contextlib.contextmanager
     def in_call(self, model: Any, args: Any, num_draws: int) -> Iterator[None]:
@@ -60,7 +60,7 @@ class RowKeys:
             yield
             return
         called, starts = self._called.setdefault(id(model), []), self._starts.setdefault(id(model), [])
-        turn = sum(one is given for one in called)  # the same rows once more are to draw something else
+        turn = sum(earlier is given for earlier in called)  # the same rows once more are to draw something else
         called.append(given)
         if turn == len(starts):
             starts.append(num_draws)
@@ -91,7 +91,7 @@ class RowKeys:
     def _like(self, value: Any) -> list[Any]:
         """Return the inputs whose rows have the type and the shape of a value's."""
         tensors = self._tensors
-        return [one for one in tensors if one.dtype == value.dtype and one.shape[1:].is_compatible_with(value.shape[1:])]
+        return [t for t in tensors if t.dtype == value.dtype and t.shape[1:].is_compatible_with(value.shape[1:])]
 
     def _found(self, value: Any) -> tuple[Any, Any]:
         """Return the key of each row of a value, and whether all of them are rows of the batch.
@@ -102,13 +102,13 @@ class RowKeys:
         import tensorflow as tf
 
         own = keys_of([value])
-        if any(value is one for one in self._tensors):
+        if any(value is tensor for tensor in self._tensors):
             return own, tf.constant(True)
         wide = tf.cast(own, tf.int64)
         earlier = _earlier(wide)
         are_rows, copy = tf.constant(False), tf.zeros_like(earlier)
-        for one in self._like(value):
-            batch = tf.sort(tf.cast(keys_of([one]), tf.int64))
+        for tensor in self._like(value):
+            batch = tf.sort(tf.cast(keys_of([tensor]), tf.int64))
             times = tf.searchsorted(batch, wide, side="right") - tf.searchsorted(batch, wide)
             copy = tf.where(are_rows, copy, earlier // tf.maximum(times, 1))
             are_rows = tf.logical_or(are_rows, tf.reduce_all(times > 0))

@@ -75,15 +75,15 @@ def _wrap(probe: Probe, cls: Any) -> None:
     cls.run = run
 
 
-def _compiled(known: dict[tuple[int, ...], tuple[Any, list[Any]]], fn: Any) -> Any:
+def _compiled(compiled: dict[tuple[int, ...], tuple[Any, list[Any]]], fn: Any) -> Any:
     """Return a function as a `tf.function`: the same one if it is defined anew in each step, itself if it is always another."""
     import tensorflow as tf
 
     parts = _parts_of(fn)
     key = tuple(map(id, parts))
-    if key not in known and len(known) < _MOST_COMPILED:
-        known[key] = tf.function(fn, reduce_retracing=True), parts  # with the parts, so that nothing else gets their numbers
-    return known[key][0] if key in known else fn
+    if key not in compiled and len(compiled) < _MOST_COMPILED:
+        compiled[key] = tf.function(fn, reduce_retracing=True), parts  # with the parts, so that nothing else gets their numbers
+    return compiled[key][0] if key in compiled else fn
 
 
 def _parts_of(fn: Any) -> list[Any]:

@@ -44,8 +44,8 @@ class Shard(NamedTuple):
 
 def shard_of(variable: Any) -> Shard | None:
     """Return a variable's shard, None for a whole variable."""
-    known = of_variable.known(upstream.tf_variable(variable))
-    return None if known is None else Shard(known.shard.axis, known.shard.rows, known.shard.total_replicas)
+    entry = of_variable.known(upstream.tf_variable(variable))
+    return None if entry is None else Shard(entry.shard.axis, entry.shard.rows, entry.shard.total_replicas)
 
 
 class Part(NamedTuple):
@@ -86,9 +86,9 @@ def part_of(value: Array, shard: Shard, replica: int, most: int, rows: Array | N
     numbers = start + (np.arange(stop - start) if rows is None else rows)
     first = first[: len(numbers)]
     every = max(1, math.ceil(shard.rows * math.prod(first.shape[1:]) / most))
-    kept = (numbers < stop) & (numbers % every == 0)
+    mask = (numbers < stop) & (numbers % every == 0)
     shape = (-(-shard.rows // every), *first.shape[1:])
-    return Part(np.ascontiguousarray(first[kept]), (numbers[kept] // every).astype(np.int64), shape, every)
+    return Part(np.ascontiguousarray(first[mask]), (numbers[mask] // every).astype(np.int64), shape, every)
 
 
 def local_slice(table: Array, shard: Shard, replica: int) -> Array:
@@ -108,17 +108,17 @@ def with_tables(variables: Mapping[Key, Mapping[str, Variable]]) -> dict[Key, di
     Returns:
         The same with one value for each table, which all replicas have.
     """
-    found = {key: dict(values) for key, values in variables.items()}
-    for name in dict.fromkeys(name for values in found.values() for name, v in values.items() if _is_slice(v.array)):
-        parts = {key: v[name] for key, v in found.items() if name in v and _is_slice(v[name].array)}
+    whole = {key: dict(values) for key, values in variables.items()}
+    for name in dict.fromkeys(name for values in whole.values() for name, v in values.items() if _is_slice(v.array)):
+        parts = {key: v[name] for key, v in whole.items() if name in v and _is_slice(v[name].array)}
         for group in _tables({key: part.array for key, part in parts.items() if part.array is not None}):
             table = assembled([array for key in group if (array := parts[key].array) is not None])
             digest = hashlib.blake2b("".join(parts[key].digest for key in group).encode(), digest_size=8).hexdigest()
             for key in group:
-                found[key].pop(name)
+                whole[key].pop(name)
                 if table is not None:
-                    found[key][name] = replace(parts[group[0]], digest=digest, array=table)
-    return found
+                    whole[key][name] = replace(parts[group[0]], digest=digest, array=table)
+    return whole
 
 
 def _tables(parts: Mapping[Key, StoredArray]) -> list[list[Key]]:
@@ -136,14 +136,14 @@ def with_gradients(gradients: Mapping[Key, Mapping[str, StoredArray]]) -> dict[K
     Returns:
         The same without slices.
     """
-    found = {key: dict(values) for key, values in gradients.items()}
-    for name in dict.fromkeys(name for values in found.values() for name, array in values.items() if _is_slice(array)):
-        parts = {key: array for key, values in found.items() if (array := values.pop(name, None)) is not None}
+    whole = {key: dict(values) for key, values in gradients.items()}
+    for name in dict.fromkeys(name for values in whole.values() for name, array in values.items() if _is_slice(array)):
+        parts = {key: array for key, values in whole.items() if (array := values.pop(name, None)) is not None}
         for group in _tables(parts):
             table = assembled([parts[key] for key in group])
             if table is not None:
-                found[group[0]][name] = table
-    return found
+                whole[group[0]][name] = table
+    return whole
 
 
 def assembled(parts: Sequence[StoredArray]) -> StoredArray | None:

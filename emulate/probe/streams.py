@@ -88,8 +88,8 @@ class Streams:
     def found(self) -> dict[str, dict[str, Any]]:
         """Return, by stream name, its seed, its count of advances, and whether it makes a host's dataset."""
         return {
-            name: {"seed": one.seed, "moved": one.moved, "looks": one.looks - 1, "builds": one.builds}
-            for name, one in self._known.items()
+            name: {"seed": stream.seed, "moved": stream.moved, "looks": stream.looks - 1, "builds": stream.builds}
+            for name, stream in self._known.items()
         }
 
     def _wrap_default_rng(self) -> None:
@@ -113,7 +113,7 @@ class Streams:
 
 def _is_plain(seed: object) -> bool:
     """Return whether it is a number, or several."""
-    return isinstance(seed, int) or (isinstance(seed, (list, tuple)) and all(isinstance(one, int) for one in seed))
+    return isinstance(seed, int) or (isinstance(seed, (list, tuple)) and all(isinstance(number, int) for number in seed))
 
 
 def _python_state() -> str:

@@ -76,8 +76,8 @@ def _is_of_a_loss(body: bodies.Body, value: Any) -> bool:
 
     if not upstream.is_recording():
         return False
-    given = {id(gradient) for gradient in body.taken().values()}
-    return not any(id(one) in given for one in tf.nest.flatten(value))
+    ids = {id(gradient) for gradient in body.taken().values()}
+    return not any(id(tensor) in ids for tensor in tf.nest.flatten(value))
 
 
 def _is_keras_own(frame: Any) -> bool:
@@ -111,7 +111,7 @@ def _see_values(probe: Probe, body: Any, value: Any) -> None:
     """Note variables whose sparse gradient is added up without its rows: the replicas have different ones."""
     import tensorflow as tf
 
-    added = {id(one) for one in tf.nest.flatten(value)}
+    added = {id(tensor) for tensor in tf.nest.flatten(value)}
     taken = [pair for gradients, variables in body.tape for pair in zip(gradients, variables, strict=True)]
     names = [probe.names.of(variable) for gradient, variable in taken if id(getattr(gradient, "values", None)) in added]
     probe.facts["values_added"] = list(dict.fromkeys([*probe.facts["values_added"], *names]))
@@ -133,8 +133,8 @@ def _see_reductions(probe: Probe) -> None:
             probe.facts["joins"] = probe.facts["joins"] or any(map(_is_of_numbers, tf.nest.flatten(value)))
         if body is not None and body.tape:
             _see_values(probe, body, value)
-            given = {id(gradient) for gradient in body.taken().values()}
-            body.reduces = body.reduces or any(id(one) in given for one in tf.nest.flatten(value))
+            ids = {id(gradient) for gradient in body.taken().values()}
+            body.reduces = body.reduces or any(id(tensor) in ids for tensor in tf.nest.flatten(value))
         return original(self, reduce_op, value, *args, **kwargs)
 
     tf.distribute.ReplicaContext.all_reduce = all_reduce
@@ -153,12 +153,12 @@ def _see_casts(probe: Probe) -> None:
 
     @functools.wraps(original)
     def cast(x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(x, dtype, *args, **kwargs)
-        if bodies.current() is not None and made.dtype in (tf.float16, tf.bfloat16):
-            given, name = getattr(x, "dtype", None), made.dtype.name
+        result = original(x, dtype, *args, **kwargs)
+        if bodies.current() is not None and result.dtype in (tf.float16, tf.bfloat16):
+            given, name = getattr(x, "dtype", None), result.dtype.name
             if getattr(given, "name", given) in ("float32", "float64") and name not in probe.facts["casts"]:
                 probe.facts["casts"].append(name)
-        return made
+        return result
 
     tf.cast = cast
 
@@ -167,10 +167,10 @@ def without_clipping(probe: Probe, optimizer: Any, inner: Any) -> None:
     """Take clipping out of an optimizer."""
     if "no-clipping" not in probe.plan.switches:
         return
-    for one in (optimizer, inner):
+    for each in (optimizer, inner):
         for setting in ("clipnorm", "clipvalue", "global_clipnorm"):
-            if getattr(one, setting, None) is not None:
-                setattr(one, setting, None)
+            if getattr(each, setting, None) is not None:
+                setattr(each, setting, None)
 
 
 def install_keras(probe: Probe, package: str) -> None:

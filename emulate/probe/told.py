@@ -49,8 +49,8 @@ def see_numbers(asked: Callable[[], None]) -> None:
         if _module_above().startswith(_KNOWS_BETTER):
             return original(self)
         asked()
-        told = getattr(_number, "told", None)
-        return original(self) if told is None else _as_tensor(told)
+        number = getattr(_number, "told", None)
+        return original(self) if number is None else _as_tensor(number)
 
     cls.replica_id_in_sync_group = property(replica_id_in_sync_group, doc=cls.replica_id_in_sync_group.__doc__)
 
@@ -109,7 +109,7 @@ def _tell_of_workers(number: int) -> None:
     config = json.loads(os.environ["TF_CONFIG"])
     workers = config.get("cluster", {}).get("worker", [])
     config["cluster"]["worker"] = [*workers, *(f"{_NO_HOST}:{k}" for k in range(1, number - len(workers) + 1))]
-    told = json.dumps(config)
+    text = json.dumps(config)
     base: Any = type(os.environ)
 
     class Told(base):
@@ -117,7 +117,7 @@ def _tell_of_workers(number: int) -> None:
 
         def __getitem__(self, name: Any) -> Any:
             if name == "TF_CONFIG" and not _module_that_asks().startswith(_KNOWS_BETTER):
-                return told
+                return text
             return super().__getitem__(name)
 
     os.environ.__class__ = Told
@@ -174,7 +174,7 @@ class BatchOf:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         divides = ufunc.__name__ in ("divide", "true_divide")
-        plain = [(1 if divides and at else int(one)) if one is self else one for at, one in enumerate(inputs)]
+        plain = [(1 if divides and at else int(value)) if value is self else value for at, value in enumerate(inputs)]
         return getattr(ufunc, method)(*plain, **options)
 
     def __array__(self, *args: Any, **options: Any) -> Any:

@@ -272,17 +272,17 @@ class Trace:
 
     @cached_property
     def _steps(self) -> dict[str, list[dict[int, Step]]]:
-        found: dict[str, dict[int, dict[int, Step]]] = {}
+        by_name: dict[str, dict[int, dict[int, Step]]] = {}
         for host, event in self.of("step"):
             step = self._step(host, event)
-            found.setdefault(step.optimizer, {}).setdefault(step.index, {})[step.replica] = step
+            by_name.setdefault(step.optimizer, {}).setdefault(step.index, {})[step.replica] = step
         for host, event in self.of("state"):
-            made = found.get(event["optimizer"], {}).get(event["step"], {})
-            if event["replica"] in made:
-                step = made[event["replica"]]
-                made[step.replica] = replace(step, state={**step.state, **self._variables(host, event["variables"])})
+            replicas = by_name.get(event["optimizer"], {}).get(event["step"], {})
+            if event["replica"] in replicas:
+                step = replicas[event["replica"]]
+                replicas[step.replica] = replace(step, state={**step.state, **self._variables(host, event["variables"])})
         after = {(host, event["replica"]): self._variables(host, event["variables"]) for host, event in self.of("after")}
-        in_order = {name: _after_updates([by_index[i] for i in sorted(by_index)], after) for name, by_index in found.items()}
+        in_order = {name: _after_updates([by_index[i] for i in sorted(by_index)], after) for name, by_index in by_name.items()}
         return {name: [_with_tables(step) for step in steps] for name, steps in in_order.items()}
 
     def steps(self, optimizer: str) -> list[dict[int, Step]]:
@@ -293,8 +293,8 @@ class Trace:
     def batch(self) -> int | None:
         """Return the number of examples in the first step of all replicas together; None where they were not seen."""
         first = next(iter(self.calls()), {})
-        rows = [one.rows for one in first.values()]
-        return None if not rows or None in rows else sum(len(one or ()) for one in rows)
+        rows = [local.rows for local in first.values()]
+        return None if not rows or None in rows else sum(len(of_replica or ()) for of_replica in rows)
 
     def calls(self) -> list[dict[int, Step]]:
         """Return the steps of all optimizers in order; of several in one call of `Strategy.run` the first.
@@ -303,14 +303,14 @@ class Trace:
         """
         by_index = {name: {next(iter(step.values())).index: step for step in self.steps(name)} for name in self.optimizers}
         first = min(self.replicas, default=0)
-        made = [event for _, event in self.of("step") if event["replica"] == first and event["optimizer"] in by_index]
-        found: list[dict[int, Step]] = []
-        for event in made:
+        events = [event for _, event in self.of("step") if event["replica"] == first and event["optimizer"] in by_index]
+        calls: list[dict[int, Step]] = []
+        for event in events:
             step = by_index[event["optimizer"]][event["step"]]
-            before = found[-1][first] if found else None
+            before = calls[-1][first] if calls else None
             if not (step[first].again or (before is not None and _is_of_one_call(step[first], before))):
-                found.append(step)
-        return found
+                calls.append(step)
+        return calls
 
     @cached_property
     def follows(self) -> bool:
@@ -344,13 +344,13 @@ class Trace:
 
         Equal values keep their array on the first only.
         """
-        found: dict[tuple[int, int], dict[str, Variable]] = {}
+        variables: dict[tuple[int, int], dict[str, Variable]] = {}
         for host, event in self.of(when):
-            known = found.setdefault((host, event["replica"]), {})
+            own = variables.setdefault((host, event["replica"]), {})
             for name, variable in self._variables(host, event["variables"]).items():
-                if name not in known or known[name].array is None:
-                    known[name] = variable
-        return slices.with_tables(dict(sorted(found.items())))
+                if name not in own or own[name].array is None:
+                    own[name] = variable
+        return slices.with_tables(dict(sorted(variables.items())))
 
     @cached_property
     def reports(self) -> list[Report]:
@@ -448,23 +448,23 @@ def _after_updates(
     What nobody saw after its last step has no value there.
     """
     later = {place: dict(variables) for place, variables in after.items()}
-    found: list[dict[int, Step]] = []
+    in_reverse: list[dict[int, Step]] = []
     for step in reversed(steps):
-        made = {}
-        for replica, one in step.items():
-            known = later.setdefault((one.host, replica), {})
-            updated = {name: known.get(name) if name in one.outside else variable for name, variable in one.weights.items()}
-            made[replica] = replace(one, weights={name: variable for name, variable in updated.items() if variable is not None})
-            for name, variable in one.weights.items():
-                known.pop(name, None)
-                known |= {name: variable} if name in one.outside else {}
-        found.append(made)
-    return found[::-1]
+        replicas = {}
+        for replica, local in step.items():
+            of_next = later.setdefault((local.host, replica), {})
+            updated = {name: of_next.get(name) if name in local.outside else v for name, v in local.weights.items()}
+            replicas[replica] = replace(local, weights={name: v for name, v in updated.items() if v is not None})
+            for name, variable in local.weights.items():
+                of_next.pop(name, None)
+                of_next |= {name: variable} if name in local.outside else {}
+        in_reverse.append(replicas)
+    return in_reverse[::-1]
 
 
 def _with_tables(step: Mapping[int, Step]) -> dict[int, Step]:
     """Return a step with whole tables in place of slices."""
     ordered = dict(sorted(step.items()))
-    weights = slices.with_tables({replica: one.weights for replica, one in ordered.items()})
-    gradients = slices.with_gradients({replica: one.gradients for replica, one in ordered.items()})
-    return {replica: replace(one, weights=weights[replica], gradients=gradients[replica]) for replica, one in ordered.items()}
+    weights = slices.with_tables({replica: local.weights for replica, local in ordered.items()})
+    gradients = slices.with_gradients({replica: local.gradients for replica, local in ordered.items()})
+    return {r: replace(local, weights=weights[r], gradients=gradients[r]) for r, local in ordered.items()}

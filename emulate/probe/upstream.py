@@ -129,15 +129,15 @@ def value_of(handle: Any) -> Any:
     """Return the value of the variable with a handle; None of one without a value, and of other resources."""
     import tensorflow as tf
 
-    known = getattr(handle, "_handle_data", None)
-    if known is None or not known.is_set or not known.shape_and_type:
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or not data.shape_and_type:
         return None
-    about = known.shape_and_type[0]
+    spec = data.shape_and_type[0]
     try:
-        value = tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(about.dtype)))
+        value = tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(spec.dtype)))
     except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError):
         return None
-    return value if tf.TensorShape(about.shape).is_compatible_with(value.shape) else None  # empty before it is initialized
+    return value if tf.TensorShape(spec.shape).is_compatible_with(value.shape) else None  # empty before it is initialized
 
 
 def eager_origin(tensor: Any, graph: Any) -> Any:
@@ -146,10 +146,10 @@ def eager_origin(tensor: Any, graph: Any) -> Any:
 
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         graph = getattr(graph, "outer_graph", None)
-        found = [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
-        if not found:
+        outers = [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
+        if not outers:
             return None
-        tensor = found[0]
+        tensor = outers[0]
     return tensor
 
 
@@ -163,23 +163,23 @@ def register_functions(graph_def: Any) -> None:
 
 def keras_optimizers() -> list[tuple[Any, str]]:
     """Return (class, method) of every apply that can end a training step, of each imported Keras."""
-    found: list[tuple[Any, str]] = []
+    methods: list[tuple[Any, str]] = []
     if f"{KERAS_3}.optimizers.base_optimizer" in sys.modules:
-        found.append((load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"))
-        found.append((load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply"))
-    return found
+        methods.append((load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"))
+        methods.append((load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply"))
+    return methods
 
 
 def legacy_optimizers() -> list[tuple[Any, str]]:
     """Return the same for tf_keras and TensorFlow 1 optimizers: their `apply_gradients`."""
-    found: list[tuple[Any, str]] = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
+    methods: list[tuple[Any, str]] = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
     if f"{LEGACY_KERAS}.optimizers.optimizer" in sys.modules:
         optimizer = load(f"{LEGACY_KERAS}.optimizers.optimizer")
         scale = load(f"{LEGACY_KERAS}.mixed_precision.loss_scale_optimizer")
-        found += [(cls, "apply_gradients") for cls in (optimizer._BaseOptimizer, optimizer.Optimizer)]
-        found.append((load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2, "apply_gradients"))
-        found += [(cls, "apply_gradients") for cls in (scale.LossScaleOptimizer, scale.LossScaleOptimizerV3)]
-    return [(cls, name) for cls, name in found if name in vars(cls)]
+        methods += [(cls, "apply_gradients") for cls in (optimizer._BaseOptimizer, optimizer.Optimizer)]
+        methods.append((load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2, "apply_gradients"))
+        methods += [(cls, "apply_gradients") for cls in (scale.LossScaleOptimizer, scale.LossScaleOptimizerV3)]
+    return [(cls, name) for cls, name in methods if name in vars(cls)]
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -452,11 +452,11 @@ FIRST_NUMBER = "_gpudist_first_number"
 
 def random_stages(dataset: Any) -> list[str]:
     """Return the stages of a pipeline that draw random numbers in each epoch: `shuffle`, or a function that draws."""
-    found = [what for one in dataset._inputs() for what in random_stages(one)]
+    stages = [what for source in dataset._inputs() for what in random_stages(source)]
     if type(dataset).__name__ == "_ShuffleDataset" and getattr(dataset, "_reshuffle_each_iteration", None) is not False:
-        found.append("shuffle")
+        stages.append("shuffle")
     stage = drawing_stage(dataset)
-    return found if stage is None or not stage["seeds"] else [*found, stage["stage"]]
+    return stages if stage is None or not stage["seeds"] else [*stages, stage["stage"]]
 
 
 def drawing_stage(dataset: Any) -> dict[str, Any] | None:
@@ -471,8 +471,8 @@ def drawing_stage(dataset: Any) -> dict[str, Any] | None:
     """
     for function, graph in functions_of(dataset):
         operations = graph.get_operations()
-        seeds = [[one.get_attr("seed"), one.get_attr("seed2")] for one in operations if one.type in _DRAWS]
-        pure = not seeds and not graph.captures and any(one.type.startswith(_STATELESS) for one in operations)
+        seeds = [[op.get_attr("seed"), op.get_attr("seed2")] for op in operations if op.type in _DRAWS]
+        pure = not seeds and not graph.captures and any(op.type.startswith(_STATELESS) for op in operations)
         if seeds or pure:
             name = f"map({getattr(function, '__name__', 'a function')})"
             return {"stage": name, "seeds": seeds, "function": _digest_of(graph, dataset) if pure else ""}
@@ -489,7 +489,7 @@ def _digest_of(graph: Any, dataset: Any) -> str:
     state = hashlib.blake2b(graph.as_graph_def().SerializeToString(deterministic=True), digest_size=8)
     waiting = list(dataset._inputs())
     while waiting:
-        one = waiting.pop()
-        waiting += one._inputs()
-        state.update(str(getattr(one, FIRST_NUMBER, "")).encode())
+        stage = waiting.pop()
+        waiting += stage._inputs()
+        state.update(str(getattr(stage, FIRST_NUMBER, "")).encode())
     return state.hexdigest()

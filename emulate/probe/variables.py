@@ -65,4 +65,4 @@ def mark_of_metric(variable: Any) -> None:
 
 def is_of_metric(variable: Any) -> bool:
     """Return whether a tf.Variable belongs to a metric (`mark_of_metric`)."""
-    return any(upstream.tf_variable(one) is variable for one in _of_metrics)
+    return any(upstream.tf_variable(other) is variable for other in _of_metrics)

@@ -67,15 +67,15 @@ def _said(trace: Trace, optimizer: str) -> str:
     if any(event.get("tape") for _, event in trace.of("step") if event["optimizer"] == optimizer):
         return "tape"
     facts = (event.get("optimizers", {}).get(optimizer, {}) for _, event in trace.of("program"))
-    return next((str(one["aggregation"]) for one in facts if one.get("aggregation")), "sum")
+    return next((str(entry["aggregation"]) for entry in facts if entry.get("aggregation")), "sum")
 
 
 def _are_the_same(step: StepOfAll) -> bool:
     """Return whether the program has summed before: the gradients of all replicas are equal bit by bit."""
     first, *others = (step[replica].gradients for replica in sorted(step))
     return all(
-        one.keys() == first.keys() and all(np.array_equal(one[name].read(), first[name].read()) for name in first)
-        for one in others
+        other.keys() == first.keys() and all(np.array_equal(other[name].read(), first[name].read()) for name in first)
+        for other in others
     )
 
 

@@ -41,20 +41,20 @@ def agreement(trace: Trace) -> Agreement:
     initial = trace.variables("initial")
     start = _differing({f"host {host} replica {replica}": values for (host, replica), values in sorted(initial.items())})
     before = _found(start, -1, None) if start else None
-    found: list[Disagreement] = []
+    disagreements: list[Disagreement] = []
     checked = 0
     for optimizer in trace.optimizers:
         for k, step in enumerate(complete(trace, optimizer)):
             checked += len(step) > 1
             apart = _differing(_values(step))
             if apart:
-                found.append(_found(apart, k, optimizer))
+                disagreements.append(_found(apart, k, optimizer))
                 break
-    return Agreement(before, min(found, key=lambda d: d.step) if found else None, checked)
+    return Agreement(before, min(disagreements, key=lambda d: d.step) if disagreements else None, checked)
 
 
 def _values(step: StepOfAll) -> dict[str, Mapping[str, Variable]]:
-    return {f"replica {replica}": one.weights for replica, one in sorted(step.items())}
+    return {f"replica {replica}": local.weights for replica, local in sorted(step.items())}
 
 
 def _differing(values: Mapping[str, Mapping[str, Variable]]) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -64,7 +64,7 @@ def _differing(values: Mapping[str, Mapping[str, Variable]]) -> dict[str, tuple[
         for name, variable in variables.items():
             if variable.trainable:
                 groups.setdefault(name, {}).setdefault(variable.digest, []).append(who)
-    return {name: tuple(tuple(g) for g in found.values()) for name, found in groups.items() if len(found) > 1}
+    return {name: tuple(tuple(g) for g in by_digest.values()) for name, by_digest in groups.items() if len(by_digest) > 1}
 
 
 def _found(apart: Mapping[str, tuple[tuple[str, ...], ...]], step: int, optimizer: str | None) -> Disagreement:

@@ -117,11 +117,11 @@ def verify(
     if virtual:
         check_virtual(topologies, wanted_faults, device, all_reduce)
     choice = choose_device("cpu" if virtual else device, topologies)
-    found = program if isinstance(program, Program) else Program.find(program, args)
+    resolved = program if isinstance(program, Program) else Program.find(program, args)
     lacking = {**lack_of_memory(topologies), **choice.lacking}
-    fitting = [one for one in topologies if one not in lacking]
+    fitting = [topology for topology in topologies if topology not in lacking]
     settings = Settings(
-        program=found,
+        program=resolved,
         seed=seed,
         steps=steps,
         timeout=timeout,
@@ -130,27 +130,27 @@ def verify(
         all_reduce=all_reduce,
         precision=precision,
         budget=trace_budget(_place(traces), fitting),
-        tf_config=any(one.has_several_hosts for one in fitting),
+        tf_config=any(topology.has_several_hosts for topology in fitting),
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
         faults=wanted_faults,
         restarts=restarts,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
-        reference, runs, notes = _judge_all(runner, found.name, seed, allow, fitting, certificate)
+        reference, runs, notes = _judge_all(runner, resolved.name, seed, allow, fitting, certificate)
         notes += [
             *([NOT_SEEN] if virtual else []),
-            *found.notes,
+            *resolved.notes,
             *filter(None, [choice.why]),
             *runner.notes(),
             *_meetings(runner.started),
         ]
     judged = iter(runs)
-    every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
+    every = [_unavailable(topology, lacking[topology]) if topology in lacking else next(judged) for topology in topologies]
     if certificate is not None and lacking:
         notes.append(certify(None, every[0], certificate))
-    about = (found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
-    return Verdict(*about, strict=strict, program_starts=len(runner.started))
+    fields = (resolved.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
+    return Verdict(*fields, strict=strict, program_starts=len(runner.started))
 
 
 _OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
@@ -173,22 +173,22 @@ def _judge_all(
         if not wanted:
             continue
         session = Session(runner, program, seed, allow, place)
-        reference, judged, about = session.judge(wanted)
+        reference, judged, own_notes = session.judge(wanted)
         if certificate is not None:
-            about = [*about, certify(session.evidence(wanted[0]), judged[0], certificate)]
+            own_notes = [*own_notes, certify(session.evidence(wanted[0]), judged[0], certificate)]
         references.append(reference)
         runs |= dict(zip(wanted, judged, strict=True))
-        notes += about
+        notes += own_notes
     if references[1:]:
         notes.append(_OF_SERVERS)
-    found = references[0] if references else Reference("none")
-    return found, [runs[topology] for topology in topologies], list(dict.fromkeys(notes))
+    first = references[0] if references else Reference("none")
+    return first, [runs[topology] for topology in topologies], list(dict.fromkeys(notes))
 
 
 def _check_certifiable(topologies: Sequence[Topology], precision: str) -> None:
     """Raise UsageError where a certificate would not be that of the real run."""
     if len(topologies) > 1 or topologies[0].num_ps or precision != "float32":
-        names = [str(one) for one in topologies]
+        names = [str(topology) for topology in topologies]
         raise UsageError(
             "A certificate is made of one topology of workers, in float32. "
             f"Received: topology={names}, precision={precision!r}. Verify each topology by itself, with its own file."
@@ -205,7 +205,7 @@ def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologi
         if topology.num_ps:
             raise UsageError(
                 f"A run with faults is compared where every host makes steps. Received: topology={str(topology)!r}, faults="
-                f"{[str(one) for one in wanted_faults]}, where the chief alone makes them. "
+                f"{[str(fault) for fault in wanted_faults]}, where the chief alone makes them. "
                 "Use `gpudist run --fault`, or leave the servers out."
             )
     return wanted_faults
@@ -218,14 +218,14 @@ def _unavailable(topology: Topology, why: str) -> Run:
 def _place(traces: Path | None) -> Path:
     """Return the nearest existing folder above the place of the traces."""
     folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
-    return next(one for one in (folder, *folder.parents) if one.exists())
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _meetings(started: StartedRuns) -> list[str]:
     """Return what the user should know about paths that several runs share."""
     where = "outside of the working directory and the program's folder"
-    found = "where no run has files of its own and one may have found what another left"
-    met = f"Several runs wrote the same paths {where}, {found}"
+    risk = "where no run has files of its own and one may have found what another left"
+    met = f"Several runs wrote the same paths {where}, {risk}"
     lost = f"Runs overwrote, changed or removed files {where} that were there before, and they stay so"
     return [f"{what}: {_shown(some)}." for what, some in ((met, started.meetings()), (lost, started.replaced())) if some]
 
@@ -256,8 +256,8 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
     failure, of_reference = how_it_failed(second), how_it_failed(first)
     failed = failure or of_reference
     case = Case(first, second, [_trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failed))
-    made = steps_run(second, first)
-    run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed, steps_run=made))
+    steps = steps_run(second, first)
+    run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed, steps_run=steps))
     return replace(run, reason=OF_REFERENCE) if of_reference and not failure else run
 
 
@@ -296,8 +296,8 @@ def versions() -> dict[str, str]:
 
 def _topologies(wanted: str | Topology | Sequence[str | Topology], *, is_virtual: bool) -> list[Topology]:
     several = [wanted] if isinstance(wanted, (str, Topology)) else list(wanted)
-    parsed = (Topology.parse(one, is_virtual=is_virtual) for one in several or [DEFAULT_TOPOLOGY])
-    return list(dict.fromkeys(replace(one, is_virtual=is_virtual) for one in parsed))
+    parsed = (Topology.parse(topology, is_virtual=is_virtual) for topology in several or [DEFAULT_TOPOLOGY])
+    return list(dict.fromkeys(replace(topology, is_virtual=is_virtual) for topology in parsed))
 
 
 def _check(steps: Steps, timeout: float) -> None:

@@ -71,10 +71,10 @@ def factor_of_updates(variables: Iterable[Sequence[StoredArray | None]]) -> floa
     """
     changes: list[tuple[Floats, Floats]] = []
     for values in variables:
-        known = [array for array in values if array is not None]
-        if len(known) == len(values):
-            before, one, other = aligned(known)
-            changes.append((one - before, other - before))
+        recorded = [array for array in values if array is not None]
+        if len(recorded) == len(values):
+            before, after, other = aligned(recorded)
+            changes.append((after - before, other - before))
     return one_factor(changes)
 
 
@@ -82,7 +82,7 @@ def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
     """Return the steps with gradients beyond the noise floor, at weights that equaled the reference's."""
     last = comparison.weights_apart
     points = [p.measure for p in comparison.exceeding if p.measure.key.kind == "gradient" and not p.measure.non_finite]
-    return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda found: found[1])
+    return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda place: place[1])
 
 
 def _clipped_alike(comparison: Comparison) -> list[tuple[str, int]]:
@@ -90,8 +90,8 @@ def _clipped_alike(comparison: Comparison) -> list[tuple[str, int]]:
     apart = {(p.measure.key.optimizer, p.step) for p in comparison.objectives if p.exceeds}
     clean = {(p.measure.key.optimizer, p.step) for p in comparison.points if p.measure.key.kind == "gradient"}
     last = comparison.weights_apart
-    found = apart & clean - {*dirty_steps(comparison)}
-    return sorted((one for one in found if last is None or one[1] <= last), key=lambda one: one[1])
+    steps = apart & clean - {*dirty_steps(comparison)}
+    return sorted((place for place in steps if last is None or place[1] <= last), key=lambda place: place[1])
 
 
 def _last_scaled(fits: Sequence[Fit], optimizer: str) -> Fit | None:
@@ -104,47 +104,47 @@ def _is_scale_alone(fit: Fit) -> bool:
 
 def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:
     """Return the simplest model that explains one step; the factor of an earlier step if that does."""
-    seen = _finite(comparison.views(optimizer, step))
-    if not seen:
+    views = _finite(comparison.views(optimizer, step))
+    if not views:
         return None
-    blank, shares = _blank(comparison, optimizer, step, seen)
+    blank, shares = _blank(comparison, optimizer, step, views)
     # What is wrong already before the program itself sums gradients, and gives all replicas the same, explains the rest.
     fit = _fit_taped(comparison, optimizer, step, earlier) if blank.replicated else None
-    return fit if fit is not None else _simplest(seen, blank, shares, earlier)
+    return fit if fit is not None else _simplest(views, blank, shares, earlier)
 
 
 def _fit_taped(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:
     """Return what explains the gradients of a step's tapes, where the program sums them itself."""
-    seen = _finite(comparison.taped_views(optimizer, step))
-    if all(_ratio(view.residual, view, 1.0) <= FACTOR for view in seen):
+    views = _finite(comparison.taped_views(optimizer, step))
+    if all(_ratio(view.residual, view, 1.0) <= FACTOR for view in views):
         return None
-    blank, shares = _blank(comparison, optimizer, step, seen)
-    return _simplest(seen, replace(blank, replicated=False, taped=True), shares, earlier)
+    blank, shares = _blank(comparison, optimizer, step, views)
+    return _simplest(views, replace(blank, replicated=False, taped=True), shares, earlier)
 
 
 def _finite(views: Sequence[GradientView]) -> list[GradientView]:
     return [view for view in views if np.isfinite(view.total).all() and np.isfinite(view.reference).all()]
 
 
-def _blank(comparison: Comparison, optimizer: str, step: int, seen: Sequence[GradientView]) -> tuple[Fit, dict[int, float]]:
+def _blank(comparison: Comparison, optimizer: str, step: int, views: Sequence[GradientView]) -> tuple[Fit, dict[int, float]]:
     """Return a model that explains nothing, and each replica's share of the rows where they are uneven."""
     of_all = complete(comparison.runs.topology, optimizer)[step]
-    before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(seen))
-    replicated = _rows_differ(of_all) and all(_are_equal(view.locals) for view in seen)
+    before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(views))
+    replicated = _rows_differ(of_all) and all(_are_equal(view.locals) for view in views)
     return Fit(optimizer, step, before=before, replicated=replicated), _row_shares(of_all)
 
 
-def _simplest(seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], earlier: Fit | None) -> Fit | None:
+def _simplest(views: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], earlier: Fit | None) -> Fit | None:
     models: list[Callable[[], Fit | None]] = [
-        lambda: _uneven(seen, blank, shares),  # with one row in all it is a factor too
-        lambda: _scale(seen, blank),
-        lambda: _scale_again(seen, blank, earlier),
-        lambda: _decay(seen, blank),
-        lambda: _uneven(seen, blank, shares, scaled=True),
-        lambda: _decay(seen, blank, scaled=True),
-        lambda: _weighted(seen, blank),
-        lambda: _uneven(seen, blank, shares, decays=True),
-        lambda: _weighted(seen, blank, decays=True),
+        lambda: _uneven(views, blank, shares),  # with one row in all it is a factor too
+        lambda: _scale(views, blank),
+        lambda: _scale_again(views, blank, earlier),
+        lambda: _decay(views, blank),
+        lambda: _uneven(views, blank, shares, scaled=True),
+        lambda: _decay(views, blank, scaled=True),
+        lambda: _weighted(views, blank),
+        lambda: _uneven(views, blank, shares, decays=True),
+        lambda: _weighted(views, blank, decays=True),
     ]
     return next((fit for model in models if (fit := model()) is not None), None)
 
@@ -168,8 +168,8 @@ def fit_parts(comparison: Comparison) -> dict[str, Fit]:
     """
     parts: dict[str, Fit] = {}
     for optimizer, step in dirty_steps(comparison)[:1]:
-        seen = [view for view in comparison.views(optimizer, step) if np.isfinite(view.residual).all()]
-        for view in seen:
+        views = [view for view in comparison.views(optimizer, step) if np.isfinite(view.residual).all()]
+        for view in views:
             if _ratio(view.residual, view, 1.0) > FACTOR:
                 blank = Fit(optimizer, step, before=norm(view.residual) / (norm(view.reference) or 1.0))
                 fit = _round_scale(view, blank) or _weighted([view], blank)
@@ -186,7 +186,7 @@ def _round_scale(view: GradientView, blank: Fit) -> Fit | None:
 
 def _row_shares(step: StepOfAll) -> dict[int, float]:
     """Return b_r * N / B of each replica; empty if row counts are unknown or equal."""
-    counts = {replica: len(one.rows) for replica, one in step.items() if one.rows is not None}
+    counts = {replica: len(local.rows) for replica, local in step.items() if local.rows is not None}
     whole = sum(counts.values())
     if len(counts) < len(step) or len(set(counts.values())) < 2 or not whole:
         return {}
@@ -195,31 +195,31 @@ def _row_shares(step: StepOfAll) -> dict[int, float]:
 
 def _rows_differ(step: StepOfAll) -> bool:
     """Return whether replicas have different examples: equal ones give equal gradients."""
-    return len({tuple(sorted(one.rows or ())) for one in step.values()}) > 1
+    return len({tuple(sorted(local.rows or ())) for local in step.values()}) > 1
 
 
-def _scale(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
-    scale = _best_scale(seen, [view.total for view in seen]) or _scale_of_few(seen)
+def _scale(views: Sequence[GradientView], blank: Fit) -> Fit | None:
+    scale = _best_scale(views, [view.total for view in views]) or _scale_of_few(views)
     if not scale or abs(scale - 1) < 1e-6:
         return None
-    return _checked(seen, replace(blank, scale=scale, elements=_informative(seen)))
+    return _checked(views, replace(blank, scale=scale, elements=_informative(views)))
 
 
-def _scale_again(seen: Sequence[GradientView], blank: Fit, earlier: Fit | None) -> Fit | None:
+def _scale_again(views: Sequence[GradientView], blank: Fit, earlier: Fit | None) -> Fit | None:
     """Return the factor of an earlier step: later the noise may be too large to measure it."""
-    return _checked(seen, replace(earlier, step=blank.step, before=blank.before)) if earlier is not None else None
+    return _checked(views, replace(earlier, step=blank.step, before=blank.before)) if earlier is not None else None
 
 
-def _scale_of_few(seen: Sequence[GradientView]) -> float | None:
+def _scale_of_few(views: Sequence[GradientView]) -> float | None:
     """Return the number of replicas, or its inverse, if that corrects the few elements of a tiny model.
 
     Any factor fits one number. That it is this one to four digits and more is no accident.
     """
-    if not 0 < _informative(seen) < INFORMATIVE or not all(_is_clear(view) for view in seen):
+    if not 0 < _informative(views) < INFORMATIVE or not all(_is_clear(view) for view in views):
         return None
-    replicas = float(len(seen[0].locals))
+    replicas = float(len(views[0].locals))
     blank = Fit("", 0)
-    fitting = (scale for scale in (replicas, 1 / replicas) if _checked(seen, replace(blank, scale=scale)) is not None)
+    fitting = (scale for scale in (replicas, 1 / replicas) if _checked(views, replace(blank, scale=scale)) is not None)
     return next(fitting, None) if replicas > 1 else None
 
 
@@ -230,35 +230,35 @@ def _is_clear(view: GradientView) -> bool:
 
 def _are_equal(arrays: Mapping[int, Floats]) -> bool:
     first, *rest = arrays.values()
-    return all(np.array_equal(first, one) for one in rest)
+    return all(np.array_equal(first, array) for array in rest)
 
 
 def _uneven(
-    seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], *, scaled: bool = False, decays: bool = False
+    views: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], *, scaled: bool = False, decays: bool = False
 ) -> Fit | None:
     if not shares:
         return None
-    scale = _best_scale(seen, [_weigh(view, shares) for view in seen]) if scaled else 1.0
-    return _checked(seen, replace(blank, scale=scale, shares=dict(shares), uneven=True), decays=decays) if scale else None
+    scale = _best_scale(views, [_weigh(view, shares) for view in views]) if scaled else 1.0
+    return _checked(views, replace(blank, scale=scale, shares=dict(shares), uneven=True), decays=decays) if scale else None
 
 
 def _weigh(view: GradientView, shares: Mapping[int, float]) -> Floats:
     return total([shares.get(replica, 1.0) * local for replica, local in view.locals.items()], view.how)
 
 
-def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool = False) -> Fit | None:
+def _decay(views: Sequence[GradientView], blank: Fit, *, scaled: bool = False) -> Fit | None:
     """Return the tensors that agree (after one factor for all) and those with a multiple of their weights too much."""
-    scale = _own_scale(seen) if scaled else 1.0
+    scale = _own_scale(views) if scaled else 1.0
     if scale is None or (scaled and abs(scale - 1) < 1e-6):
         return None
-    return _checked(seen, replace(blank, scale=scale), decays=True)
+    return _checked(views, replace(blank, scale=scale), decays=True)
 
 
-def _checked(seen: Sequence[GradientView], fit: Fit, *, decays: bool = False) -> Fit | None:
+def _checked(views: Sequence[GradientView], fit: Fit, *, decays: bool = False) -> Fit | None:
     """Complete a model by what it leaves.
 
     Args:
-        seen: The gradients of a step.
+        views: The gradients of a step.
         fit: The factor and the weights of the replicas.
         decays: Whether tensors may have a multiple of their weights too much; then at least one has.
 
@@ -267,17 +267,17 @@ def _checked(seen: Sequence[GradientView], fit: Fit, *, decays: bool = False) ->
     """
     decay: dict[str, Decay] = {}
     after = 0.0
-    left = [(view, _weigh(view, fit.shares) / fit.scale - view.reference) for view in seen]
+    left = [(view, _weigh(view, fit.shares) / fit.scale - view.reference) for view in views]
     for find in (_nothing, *((_fit_weights, _like_others) if decays else ())):
         open_ones = []
         for view, residual in left:
-            found = find(view, residual, decay)
-            ratio = _ratio(residual - _terms(view, found), view, fit.scale) if found is not None else float("inf")
-            if found is None or ratio > FACTOR:
+            fitted = find(view, residual, decay)
+            ratio = _ratio(residual - _terms(view, fitted), view, fit.scale) if fitted is not None else float("inf")
+            if fitted is None or ratio > FACTOR:
                 open_ones.append((view, residual))
                 continue
             after = max(after, ratio)
-            decay |= {view.tensor: found} if any(found) else {}
+            decay |= {view.tensor: fitted} if any(fitted) else {}
         left = open_ones
     return replace(fit, decay=decay, after=after) if not left and (decay or not decays) else None
 
@@ -286,17 +286,17 @@ def _terms(view: GradientView, decay: Decay) -> Floats | float:
     return decay[0] * view.weight + decay[1] * np.sign(view.weight) if view.weight is not None and any(decay) else 0.0
 
 
-def _nothing(view: GradientView, residual: Floats, known: Mapping[str, Decay]) -> Decay:
+def _nothing(view: GradientView, residual: Floats, decays: Mapping[str, Decay]) -> Decay:
     return 0.0, 0.0
 
 
-def _like_others(view: GradientView, residual: Floats, known: Mapping[str, Decay]) -> Decay | None:
+def _like_others(view: GradientView, residual: Floats, decays: Mapping[str, Decay]) -> Decay | None:
     """Return what the other tensors have too much: a bias of few elements cannot be fitted by itself."""
     is_known = view.weight is not None and view.weight.size == residual.size
-    return min(known.values(), key=lambda one: norm(residual - _terms(view, one)), default=None) if is_known else None
+    return min(decays.values(), key=lambda decay: norm(residual - _terms(view, decay)), default=None) if is_known else None
 
 
-def _fit_weights(view: GradientView, residual: Floats, known: Mapping[str, Decay]) -> Decay | None:
+def _fit_weights(view: GradientView, residual: Floats, decays: Mapping[str, Decay]) -> Decay | None:
     """Fit residual = a * w + b * sign(w), with one term if it is enough."""
     weight = view.weight
     if weight is None or weight.size != residual.size or int((np.abs(residual) > view.noise).sum()) < INFORMATIVE:
@@ -304,17 +304,17 @@ def _fit_weights(view: GradientView, residual: Floats, known: Mapping[str, Decay
     thin = max(1, len(residual) // _ELEMENTS)
     for places in ([0], [1], [0, 1]):
         basis = np.stack([weight, np.sign(weight)], axis=1)[:, places]
-        found, *_ = np.linalg.lstsq(basis[::thin], residual[::thin], rcond=None)
-        if largest(residual - basis @ found) <= FACTOR * view.noise:
-            both = dict(zip(places, map(float, found), strict=True))
+        factors, *_ = np.linalg.lstsq(basis[::thin], residual[::thin], rcond=None)
+        if largest(residual - basis @ factors) <= FACTOR * view.noise:
+            both = dict(zip(places, map(float, factors), strict=True))
             return both.get(0, 0.0), both.get(1, 0.0)
     return None
 
 
-def _weighted(seen: Sequence[GradientView], blank: Fit, *, decays: bool = False) -> Fit | None:
+def _weighted(views: Sequence[GradientView], blank: Fit, *, decays: bool = False) -> Fit | None:
     """Fit one weight for each replica over all tensors, each in units of its noise, or over what is no multiple of weights."""
-    replicas = sorted(seen[0].locals)
-    whole = [view for view in seen if sorted(view.locals) == replicas]
+    replicas = sorted(views[0].locals)
+    whole = [view for view in views if sorted(view.locals) == replicas]
     if len(replicas) < 2 or _informative(whole) < INFORMATIVE * len(replicas):
         return None
     thin = max(1, sum(view.reference.size for view in whole) * len(replicas) // _ELEMENTS)
@@ -325,34 +325,34 @@ def _weighted(seen: Sequence[GradientView], blank: Fit, *, decays: bool = False)
 
     basis = np.concatenate([np.stack([part(v, v.locals[r]) for r in replicas], axis=1) for v in whole])
     target = np.concatenate([part(v, v.reference) for v in whole])
-    found, *_ = np.linalg.lstsq(basis / (len(replicas) if whole[0].how == "mean" else 1), target, rcond=None)
-    shares = {replica: float(weight) for replica, weight in zip(replicas, found, strict=True)}
-    return _checked(seen, replace(blank, shares=shares), decays=decays) if min(shares.values()) > 0 else None
+    weights, *_ = np.linalg.lstsq(basis / (len(replicas) if whole[0].how == "mean" else 1), target, rcond=None)
+    shares = {replica: float(weight) for replica, weight in zip(replicas, weights, strict=True)}
+    return _checked(views, replace(blank, shares=shares), decays=decays) if min(shares.values()) > 0 else None
 
 
-def _informative(seen: Sequence[GradientView]) -> int:
-    return sum(int((np.abs(view.reference) > FACTOR * view.noise).sum()) for view in seen)
+def _informative(views: Sequence[GradientView]) -> int:
+    return sum(int((np.abs(view.reference) > FACTOR * view.noise).sum()) for view in views)
 
 
-def _best_scale(seen: Sequence[GradientView], totals: Sequence[Floats]) -> float | None:
+def _best_scale(views: Sequence[GradientView], totals: Sequence[Floats]) -> float | None:
     """Return the scale of least squares over all tensors, each in units of its noise."""
-    if _informative(seen) < INFORMATIVE:
+    if _informative(views) < INFORMATIVE:
         return None
-    units = [1.0 / (view.noise or 1.0) for view in seen]
-    above = sum(float(np.dot(t * u, v.reference * u)) for v, t, u in zip(seen, totals, units, strict=True))
-    below = sum(float(np.dot(v.reference * u, v.reference * u)) for v, u in zip(seen, units, strict=True))
+    units = [1.0 / (view.noise or 1.0) for view in views]
+    above = sum(float(np.dot(t * u, v.reference * u)) for v, t, u in zip(views, totals, units, strict=True))
+    below = sum(float(np.dot(v.reference * u, v.reference * u)) for v, u in zip(views, units, strict=True))
     return above / below if below and above else None
 
 
-def _own_scale(seen: Sequence[GradientView]) -> float | None:
+def _own_scale(views: Sequence[GradientView]) -> float | None:
     """Return the factor of least squares of what is no multiple of the weights or of their signs, in units of the noise."""
     above = below = 0.0
-    for view in seen:
+    for view in views:
         unit = 1.0 / (view.noise or 1.0)
         whole, reference = (_without_weights(values, view.weight) * unit for values in (view.total, view.reference))
         above += float(np.dot(whole, reference))
         below += float(np.dot(reference, reference))
-    return above / below if above and below > len(seen) * FACTOR**2 else None
+    return above / below if above and below > len(views) * FACTOR**2 else None
 
 
 def _without_weights(values: Floats, weight: Floats | None) -> Floats:

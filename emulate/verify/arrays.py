@@ -26,10 +26,10 @@ def aligned(arrays: Sequence[StoredArray]) -> list[Floats]:
 
 
 def _of_rows(arrays: Sequence[StoredArray]) -> list[Floats]:
-    found = [array.read_rows() for array in arrays]
-    together = np.unique(np.concatenate([numbers for numbers, _ in found]))
+    rows = [array.read_rows() for array in arrays]
+    together = np.unique(np.concatenate([numbers for numbers, _ in rows]))
     aligned_ones = []
-    for array, (numbers, values) in zip(arrays, found, strict=True):
+    for array, (numbers, values) in zip(arrays, rows, strict=True):
         dense = np.zeros((len(together), *array.shape[1:]))
         dense[np.searchsorted(together, numbers)] = values
         aligned_ones.append(dense.reshape(-1))
@@ -66,5 +66,5 @@ def kept(variables: Iterable[Variable]) -> StoredArray | None:
 def finite_difference(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
     """Return what two arrays differ by, and the second one, with 0 where one of them is not finite."""
     finite = np.isfinite(ours) & np.isfinite(theirs)
-    ours, theirs = (np.where(finite, one, 0.0) for one in (ours, theirs))
+    ours, theirs = (np.where(finite, array, 0.0) for array in (ours, theirs))
     return ours - theirs, theirs

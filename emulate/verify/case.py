@@ -145,13 +145,13 @@ class Case:
         if self.noise == () and self.topology.num_steps and (normalized := self.normalized_alike()) is not None:
             return compare(self.reference, self.topology).with_noise_of(normalized[1])
         source = self._source if self.reference.follows else None
-        known = self._agrees_normalized_alike
-        return confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=known)
+        is_known = self._agrees_normalized_alike
+        return confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=is_known)
 
     def _agrees_normalized_alike(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""
-        found = self.normalized_alike()
-        return found is not None and found[1].is_equivalent
+        normalized = self.normalized_alike()
+        return normalized is not None and normalized[1].is_equivalent
 
     def normalized_alike(self) -> tuple[str, Comparison] | None:
         """Return the comparison with the same BatchNormalization on both sides, and what was switched for it.
@@ -232,8 +232,8 @@ class Case:
     def ledger(self) -> Ledger | None:
         """Return the ledger with a problem, else that of the optimizer with the most steps."""
         known = [ledger for ledger in self.ledgers.values() if ledger.is_known]
-        longest = max(known, key=lambda one: len(one.topology), default=None)
-        return next((one for one in known if not one.is_same), longest)
+        longest = max(known, key=lambda ledger: len(ledger.topology), default=None)
+        return next((ledger for ledger in known if not ledger.is_same), longest)
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -342,8 +342,8 @@ class Case:
     def left(self) -> list[Point]:
         """Return the differences of the base that neither the arithmetic nor its consequences explain."""
         named = self.has("initial-weights") or self.has("unseeded-randomness")
-        found = [p for p in self.base.exceeding if not (named and p.measure.key.kind == "initial-weight")]
-        return [point for point in found if not self._is_explained(point)]
+        points = [p for p in self.base.exceeding if not (named and p.measure.key.kind == "initial-weight")]
+        return [point for point in points if not self._is_explained(point)]
 
     def explain(self, predicate: Callable[[Point], bool]) -> None:
         """Note that a cause explains these differences."""
@@ -358,8 +358,8 @@ class Case:
     @property
     def first_deciding(self) -> Difference | None:
         """Return the first divergence of the original runs that no cause has set aside."""
-        found = self.comparison.exceeding
-        deciding = (point.difference() for point in found if not any(predicate(point) for predicate in self._aside))
+        points = self.comparison.exceeding
+        deciding = (point.difference() for point in points if not any(predicate(point) for predicate in self._aside))
         return next(deciding, None)
 
     def explain_fits(self, fits: Sequence[Fit], reports: Callable[[Point], bool] = lambda point: True) -> None:

@@ -83,7 +83,7 @@ class _Certifying:
         about, first = self._trace.about, self._steps[0]
         self._check_gradients()
         whole = [[self._gradient(step, name) for name in self._names] for step in self._steps]
-        norms = np.array([[np.nan if one is None else norm(one.reshape(-1)) for one in step] for step in whole])
+        norms = np.array([[np.nan if gradient is None else norm(gradient.reshape(-1)) for gradient in step] for step in whole])
         noise = self._noise(norms)
         inputs, examples = self._examples()
         start = [_whole(weights_before(self._trace, self._optimizer, 0, name)) for name in self._names]
@@ -94,14 +94,14 @@ class _Certifying:
             seed=int(about["seed"]),
             versions=dict(about["versions"]),
             optimizer=self._optimizer,
-            reduced=any(one.reduced for one in first.values()),
+            reduced=any(local.reduced for local in first.values()),
             tensors=tuple(self._tensor(name) for name in self._names),
             inputs=inputs,
             projections=self._projections(whole, norms, noise),
             norms=norms,
             noise=noise,
-            start=np.array([_projected(one, name, START) for one, name in zip(start, self._names, strict=True)]),
-            start_norms=np.array([np.nan if one is None else norm(one.reshape(-1)) for one in start]),
+            start=np.array([_projected(array, name, START) for array, name in zip(start, self._names, strict=True)]),
+            start_norms=np.array([np.nan if array is None else norm(array.reshape(-1)) for array in start]),
             examples=examples,
             losses=self._losses(),
             left_out=tuple(self._left_out),  # last: the other parts add to it
@@ -109,48 +109,48 @@ class _Certifying:
 
     def _check_gradients(self) -> None:
         """Raise NotCertified where the optimizer gets what the fingerprints cannot describe."""
-        arrays = [array for step in self._steps for one in step.values() for array in one.gradients.values()]
+        arrays = [array for step in self._steps for local in step.values() for array in local.gradients.values()]
         if any(array.slices or array.parts for array in arrays):
             raise NotCertified("each replica holds another slice of a sharded table")
         if any(not math.isfinite(array.norm) for array in arrays):
             raise NotCertified(f"a gradient of the first {len(self._steps)} steps is not finite")
         for step in self._steps:
-            if any(list(one.gradients) != self._names for one in step.values()):
+            if any(list(local.gradients) != self._names for local in step.values()):
                 raise NotCertified("not every replica has a gradient of every variable in every step")
 
     def _gradient(self, step: StepOfAll, name: str) -> Floats | None:
         """Return the sum over the replicas as float64, or None where not all elements were kept."""
         parts = list(gradients_of(step, name).values())
         if not all(part.is_complete for part in parts):
-            parts = [one.sums[name] for one in step.values() if name in one.sums]
-            if len(parts) < len({one.host for one in step.values()}):
+            parts = [local.sums[name] for local in step.values() if name in local.sums]
+            if len(parts) < len({local.host for local in step.values()}):
                 return None
         summed = np.sum([part.read().astype(np.float64) for part in parts], axis=0)
         return np.asarray(summed / len(step) if self._how == "mean" else summed)
 
     def _projections(self, whole: Sequence[Sequence[Floats | None]], norms: Floats, noise: Floats) -> Floats:
         """Return the projections, without gradients that are not known or not more than rounding."""
-        found = np.array(
+        projected = np.array(
             [
                 [_projected(array, name, step) for array, name in zip(arrays, self._names, strict=True)]
                 for step, arrays in enumerate(whole)
             ]
         )
         is_rounding = FACTOR * noise > MOST * norms
-        found[is_rounding] = np.nan
+        projected[is_rounding] = np.nan
         for place, name in enumerate(self._names):
-            missing = [str(step) for step in range(len(found)) if np.isnan(found[step, place]).any()]
+            missing = [str(step) for step in range(len(projected)) if np.isnan(projected[step, place]).any()]
             if missing:
                 why = "it is not more than rounding" if is_rounding[:, place].any() else "it was not recorded as a whole"
                 self._left_out.append(f"the gradient of {name} in step {', '.join(missing)} ({why})")
-        if np.isnan(found).all():
+        if np.isnan(projected).all():
             raise NotCertified("no gradient was recorded as a whole, or is more than rounding")
-        return found
+        return projected
 
     def _noise(self, norms: Floats) -> Floats:
         """Return the norm of what rounding makes of each gradient, from all pairs of runs that differ by rounding alone."""
         case, spreads, scales, units = self._case, {}, {}, {}
-        pairs = [(one, case.reference) for one in case.noise]
+        pairs = [(trace, case.reference) for trace in case.noise]
         if self._run.verdict == "equivalent" and case.ledger is not None and case.ledger.is_same:
             pairs.append((case.topology, case.plain))  # two runs that went their own ways, as that of another machine will
         for place, name in enumerate(self._names):
@@ -158,31 +158,31 @@ class _Certifying:
             scales[key] = dict(enumerate(norms[:, place]))
             spreads[key] = {step: self._spread(pairs, step, name) for step in range(len(norms))}
             units[key] = unit_of_all(list(gradients_of(self._steps[0], name).values()), self._computed)
-        found = floors(spreads, scales, units)
-        return np.array([[found[key][step] for key in found] for step in range(len(norms))])
+        noise = floors(spreads, scales, units)
+        return np.array([[noise[key][step] for key in noise] for step in range(len(norms))])
 
     def _spread(self, pairs: Sequence[tuple[Trace, Trace]], step: int, name: str) -> float:
         """Return the largest norm of the difference of two runs' gradients; NaN without two."""
         distances = []
         for ours, theirs in pairs:
             steps = [complete(trace, self._optimizer) for trace in (ours, theirs)]
-            if any(step >= len(one) for one in steps):
+            if any(step >= len(of_run) for of_run in steps):
                 continue
-            parts = [list(gradients_of(one[step], name).values()) for one in steps]
+            parts = [list(gradients_of(of_run[step], name).values()) for of_run in steps]
             if all(parts) and all(part.is_complete for part in itertools.chain(*parts)):
                 arrays, how = aligned([*parts[0], *parts[1]]), self._how if ours is self._case.topology else "sum"
-                one, other = arrays[: len(parts[0])], arrays[len(parts[0]) :]
-                distances.append(norm(total(one, how) - total(other, "sum")))
+                first, other = arrays[: len(parts[0])], arrays[len(parts[0]) :]
+                distances.append(norm(total(first, how) - total(other, "sum")))
         return max(distances, default=math.nan)
 
     def _examples(self) -> tuple[tuple[Input, ...], Integers]:
         """Return the inputs that hold examples, and the fingerprint of each step's batch."""
-        all_of = [one for step in self._steps for one in step.values()]
+        all_of = [local for step in self._steps for local in step.values()]
         first = all_of[0]
         why = None
-        if any(one.reduced or one.runs > 1 or one.again for one in all_of):
+        if any(local.reduced or local.runs > 1 or local.again for local in all_of):
             why = "gradients of several calls of Strategy.run are applied together, or outside of it"
-        elif not first.row_inputs or any(one.row_inputs != first.row_inputs or not one.rows for one in all_of):
+        elif not first.row_inputs or any(local.row_inputs != first.row_inputs or not local.rows for local in all_of):
             why = "they are not arguments of Strategy.run in every step"
         places = () if why else tuple(place for place in first.row_inputs if _is_dense(all_of, place))
         if not places:
@@ -196,14 +196,14 @@ class _Certifying:
 
     def _losses(self) -> Floats:
         """Return the losses that `fit` logs, and their noise."""
-        seen = {one.step: one.value for one in self._trace.reports if one.name == _LOSS and one.host == 0}
-        if len(seen) < len(complete(self._trace, self._optimizer)) - 1:  # several steps a call
-            seen = {}
+        losses = {report.step: report.value for report in self._trace.reports if report.name == _LOSS and report.host == 0}
+        if len(losses) < len(complete(self._trace, self._optimizer)) - 1:  # several steps a call
+            losses = {}
         noise = {p.measure.step: p.noise for p in self._case.base.points if p.measure.key.tensor == _LOSS}
-        if not seen:
+        if not losses:
             self._left_out.append("the loss (it is not in the logs of fit after each step)")
-        found = [(seen.get(step, np.nan), noise.get(step, np.nan)) for step in range(len(self._steps))]
-        return np.array([(loss, max(UNITS * eps_of("<f4") * abs(loss), np.nan_to_num(noise))) for loss, noise in found])
+        pairs = [(losses.get(step, np.nan), noise.get(step, np.nan)) for step in range(len(self._steps))]
+        return np.array([(loss, max(UNITS * eps_of("<f4") * abs(loss), np.nan_to_num(noise))) for loss, noise in pairs])
 
     def _tensor(self, name: str) -> Tensor:
         gradient = next(iter(gradients_of(self._steps[0], name).values()))
@@ -221,11 +221,11 @@ def _whole(array: StoredArray | None) -> Floats | None:
 
 def _is_dense(steps: Sequence[Step], place: int) -> bool:
     """Return whether an input is kept whole, as numbers, on every replica in every step."""
-    arrays = [one.inputs[place] for one in steps]
+    arrays = [step.inputs[place] for step in steps]
     return all(array is not None and array.is_complete and np.dtype(array.dtype).kind in "fiub" for array in arrays)
 
 
 def _batch(step: StepOfAll, places: Sequence[int]) -> Integers:
     """Return the fingerprint of the global batch."""
-    parts = [[array.read() for place in places if (array := one.inputs[place]) is not None] for one in step.values()]
+    parts = [[array.read() for place in places if (array := local.inputs[place]) is not None] for local in step.values()]
     return np.asarray(np.sum([examples_of(part) for part in parts], axis=0, dtype=np.int64))

@@ -34,45 +34,45 @@ def shifted_columns(reference: Trace, topology: Trace) -> str | None:
             continue
         for place in next(iter(theirs[0].values())).row_inputs:
             for by_host in _paired(ours, theirs, place):
-                lines = [_line(*one) for one in by_host]
-                if all(line is not None for line in lines) and (told := _apart([line for line in lines if line is not None])):
-                    return f"Flattened argument {place} of the step: {told}"
+                lines = [_line(*pair) for pair in by_host]
+                if all(line is not None for line in lines) and (text := _apart([line for line in lines if line is not None])):
+                    return f"Flattened argument {place} of the step: {text}"
     return None
 
 
 def _paired(ours: Sequence[StepOfAll], theirs: Sequence[StepOfAll], place: int) -> Iterator[list[tuple[Floats, Floats]]]:
     """Yield, for each way to share rows out, by host its rows and those of one device: every n-th one, or neighbors."""
-    hosts = sorted({one.host for one in ours[0].values()})
+    hosts = sorted({local.host for local in ours[0].values()})
     whole = _steps_of(theirs, place, None)
     shares = [_steps_of(ours, place, host) for host in hosts]
     if not whole or not all(shares) or any(len(step) % len(hosts) for step in whole):
         return
     for is_dealt in (True, False):
-        found = []
+        pairs = []
         for number, of_host in enumerate(shares):
             parts = [step[number :: len(hosts)] if is_dealt else np.split(step, len(hosts))[number] for step in whole]
             mine, one_device = np.concatenate(of_host), np.concatenate(parts)
             if mine.shape == one_device.shape and len(mine) >= _FEWEST:
-                found.append((mine, one_device))
-        if len(found) == len(hosts):
-            yield found
+                pairs.append((mine, one_device))
+        if len(pairs) == len(hosts):
+            yield pairs
 
 
 def _steps_of(steps: Sequence[StepOfAll], place: int, host: int | None) -> list[Floats]:
     """Return the rows of a host, or of all of them, by step; nothing where not all were kept."""
-    found = [_rows([one for one in step.values() if host in (None, one.host)], place) for step in steps]
-    known = [rows for rows in found if rows is not None]
-    return known if len(known) == len(found) else []
+    tables = [_rows([local for local in step.values() if host in (None, local.host)], place) for step in steps]
+    whole = [rows for rows in tables if rows is not None]
+    return whole if len(whole) == len(tables) else []
 
 
 def _rows(replicas: Sequence[Step], place: int) -> Floats | None:
     """Return all rows of some replicas as a table of floats; None where they were not kept, or are no floats."""
-    stored = [one.inputs[place] for one in replicas]
-    arrays = [one.read() for one in stored if one is not None and one.is_complete]
+    stored = [replica.inputs[place] for replica in replicas]
+    arrays = [array.read() for array in stored if array is not None and array.is_complete]
     if len(arrays) < len(stored) or any(array.ndim < 2 or array.dtype.kind != "f" for array in arrays):
         return None
-    found = np.concatenate(arrays).astype(np.float64)
-    return found.reshape(len(found), -1)
+    table = np.concatenate(arrays).astype(np.float64)
+    return table.reshape(len(table), -1)
 
 
 def _line(mine: Floats, theirs: Floats) -> tuple[Floats, Floats] | None:
@@ -92,12 +92,12 @@ def _line(mine: Floats, theirs: Floats) -> tuple[Floats, Floats] | None:
 def _apart(lines: Sequence[tuple[Floats, Floats]]) -> str:
     """Return the column in which two hosts differ most, in words; nothing where all have the same numbers."""
     (factor, shift), others = lines[0], lines[1:]
-    gaps = np.array([np.abs(one - factor) + np.abs(other - shift) for one, other in others])
+    gaps = np.array([np.abs(its_factor - factor) + np.abs(its_shift - shift) for its_factor, its_shift in others])
     host, column = (int(at) for at in np.unravel_index(int(np.argmax(gaps)), gaps.shape))
     if gaps[host, column] <= _CLOSE:
         return ""
-    one, other = others[host]
+    its_factor, its_shift = others[host]
     return (
         f"column {column} of host 0 is that of one device times {factor[column]:.4g} plus {shift[column]:.4g}, "
-        f"of host {host + 1} times {one[column]:.4g} plus {other[column]:.4g}"
+        f"of host {host + 1} times {its_factor[column]:.4g} plus {its_shift[column]:.4g}"
     )

@@ -125,14 +125,14 @@ class Comparison:
     def course(self) -> tuple[Farthest, ...]:
         """Return the largest difference of each kind in each step, in the order of computation."""
         width = 1 + max((point.step for point in self.points), default=0) // MOST_STEPS
-        found: dict[tuple[int, str, int], Point] = {}
+        farthest: dict[tuple[int, str, int], Point] = {}
         for point in self.points:
             at = (_place(point.measure.key.kind), point.measure.key.kind, point.step // width)
-            if at not in found or point.ratio > found[at].ratio:
-                found[at] = point
+            if at not in farthest or point.ratio > farthest[at].ratio:
+                farthest[at] = point
         return tuple(
             Farthest(p.measure.key.kind, p.step, p.measure.key.tensor, p.measure.error, p.noise, p.measure.non_finite)
-            for _, p in sorted(found.items())
+            for _, p in sorted(farthest.items())
         )
 
     @property
@@ -147,8 +147,8 @@ class Comparison:
 
     def kinds(self) -> set[str]:
         """Return the kinds that were compared; an objective counts as a loss."""
-        found = {point.measure.key.kind for point in self.points}
-        return found | {"loss"} if self.objectives else found
+        kinds = {point.measure.key.kind for point in self.points}
+        return kinds | {"loss"} if self.objectives else kinds
 
     def views(self, optimizer: str, step: int) -> list[GradientView]:
         """Return every tensor's gradient of one step; for nearly canceling ones with the largest floor of any step."""
@@ -173,15 +173,15 @@ class Comparison:
             kind = point.measure.key.kind
             return point.step < step or (point.step == step and kind in at) or kind == "initial-weight"
 
-        found = (self.points, self.objectives, self.of_first)
-        points, objectives, of_first = (tuple(p for p in one if stays(p)) for one in found)
+        groups = (self.points, self.objectives, self.of_first)
+        points, objectives, of_first = (tuple(p for p in group if stays(p)) for group in groups)
         return replace(self, points=points, objectives=objectives, of_first=of_first)
 
     @property
     def drowned_from(self) -> int | None:
         """Return the step from which on gradients are mostly rounding; None if they never are."""
-        found = _amplified(self.points)
-        return None if found is None else found[0]
+        amplified = _amplified(self.points)
+        return None if amplified is None else amplified[0]
 
     @property
     def weights_apart(self) -> int | None:
@@ -192,9 +192,9 @@ class Comparison:
         """Return the comparison with the noise floors of another one of the same steps, where they are higher."""
 
         def changed(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
-            known = {(point.measure.key, point.step): point.noise for point in others}
+            noise_of = {(point.measure.key, point.step): point.noise for point in others}
             return tuple(
-                replace(point, noise=max(point.noise, known.get((point.measure.key, point.step), 0.0))) for point in points
+                replace(point, noise=max(point.noise, noise_of.get((point.measure.key, point.step), 0.0))) for point in points
             )
 
         return replace(
@@ -237,8 +237,8 @@ def compare(
     runs = Runs(reference, topology, noise, confirmation, source)
     measures = list(measure_all(runs))
     of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
-    seen = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]
-    points = _points(seen, lockstep=reference.follows)
+    compared = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]
+    points = _points(compared, lockstep=reference.follows)
     kink, cancelled = kink_onset(points), cancelled_onset(points)
     onset = kink if kink is not None else cancelled
     if onset is not None and confirmation:
@@ -287,8 +287,8 @@ def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
         spreads.setdefault(m.key, {})[m.step] = float(np.fmax(m.spread, spreads.get(m.key, {}).get(m.step, math.nan)))
         scales.setdefault(m.key, {})[m.step] = max(m.scale, scales.get(m.key, {}).get(m.step, 0.0))
         units[m.key] = max(m.eps, units.get(m.key, 0.0))
-    found = floors(spreads, scales, units, lockstep=lockstep)
-    return [Point(m, found[m.key][m.step]) for m in measures]
+    noise = floors(spreads, scales, units, lockstep=lockstep)
+    return [Point(m, noise[m.key][m.step]) for m in measures]
 
 
 def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
@@ -313,22 +313,22 @@ def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
 
 
 def _not_compared(runs: Runs) -> list[str]:
-    found = [f"optimizer {name} (it steps only in the {_only(runs, name)})" for name in _apart(runs)]
+    texts = [f"optimizer {name} (it steps only in the {_only(runs, name)})" for name in _apart(runs)]
     for optimizer in runs.optimizers:
         for ours, theirs in runs.pairs(optimizer)[:1]:
             apart = set(names_of(ours)) ^ set(names_of(theirs))
-            found += [f"gradient of {name} (not in both runs)" for name in sorted(apart)]
+            texts += [f"gradient of {name} (not in both runs)" for name in sorted(apart)]
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
             first, last = min(lengths), max(lengths) - 1
             which = f"steps {first} to {last}" if first < last else f"step {first}"
-            found.append(f"{which} of {optimizer} (only one run went so far)")
+            texts.append(f"{which} of {optimizer} (only one run went so far)")
     if runs.reference.has_other_examples:
-        evaluated = {one.name for one in runs.reference.reports}
-        others = dict.fromkeys(one.name for one in runs.topology.reports if one.name not in evaluated)
-        found += [f"{name} (the examples before it are not those of one device)" for name in others]
-    found += [f"{name} (in other batches, with the same total)" for name in of_other_batches(runs)]
-    return found + [
+        evaluated = {report.name for report in runs.reference.reports}
+        others = dict.fromkeys(report.name for report in runs.topology.reports if report.name not in evaluated)
+        texts += [f"{name} (the examples before it are not those of one device)" for name in others]
+    texts += [f"{name} (in other batches, with the same total)" for name in of_other_batches(runs)]
+    return texts + [
         f"{name} (over all steps before it, and the runs made different numbers of steps)" for name in of_other_steps(runs)
     ]
 
@@ -378,10 +378,10 @@ def _amplified(points: Sequence[Point]) -> tuple[int, float] | None:
     for p in points:
         if p.measure.key.kind == "gradient" and p.measure.scale > 0:
             floors.setdefault(p.step, []).append(FACTOR * p.noise / p.measure.scale)
-    found = {step: float(np.median(shares)) for step, shares in sorted(floors.items())}
-    least = max(_HIGH, 10 * next(iter(found.values()), 0.0))
-    onset = next((step for step, share in found.items() if share > least), None)
-    return None if onset is None else (onset, max(found.values()))
+    hidden = {step: float(np.median(shares)) for step, shares in sorted(floors.items())}
+    least = max(_HIGH, 10 * next(iter(hidden.values()), 0.0))
+    onset = next((step for step, share in hidden.items() if share > least), None)
+    return None if onset is None else (onset, max(hidden.values()))
 
 
 def _place(kind: str) -> int:

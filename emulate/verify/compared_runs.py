@@ -75,7 +75,7 @@ def complete(trace: Trace, optimizer: str) -> list[StepOfAll]:
 
 
 def _batches(step: StepOfAll) -> int:
-    return max(one.runs for one in step.values())
+    return max(local.runs for local in step.values())
 
 
 def as_many_steps(runs: Runs) -> bool:

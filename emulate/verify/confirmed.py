@@ -45,9 +45,9 @@ def confirmed(
         return first
     if kinks and reference.follows and _may_be_kinks(first):
         for confirmation in (confirm()[:1], confirm()):  # one often shows all
-            found = compare(reference, topology, noise[:1], confirmation=confirmation, source=source)
-            if found.is_equivalent or _is_explained_from_the_first(found):
-                return found
+            comparison = compare(reference, topology, noise[:1], confirmation=confirmation, source=source)
+            if comparison.is_equivalent or _is_explained_from_the_first(comparison):
+                return comparison
     first = compare(reference, topology, noise, source=source) if len(noise) > len(noise[:1]) else first
     if not (first.cancels or (kinks and _may_be_kinks(first))):
         return first

@@ -14,9 +14,9 @@ def how_it_failed(trace: Trace) -> str | None:
     if all(ends.get(host) in ("returned", "steps") for host in range(trace.topology.num_stepping_hosts)):
         return None
     steps = _steps(trace)
-    told = [f"host {host} {_HOW[ends.get(host, '')]} after {steps[host]} steps" for host in sorted(steps)]
+    texts = [f"host {host} {_HOW[ends.get(host, '')]} after {steps[host]} steps" for host in sorted(steps)]
     whose = "reference's" if trace.about.get("role") == "reference" else "recorded"
-    return f"The {whose} run did not end well: {', '.join(told)}."
+    return f"The {whose} run did not end well: {', '.join(texts)}."
 
 
 _HOW = {"returned": "was done", "steps": "had all its steps", "raised": "raised", "": "stopped"}
@@ -24,7 +24,7 @@ _HOW = {"returned": "was done", "steps": "had all its steps", "raised": "raised"
 
 def _steps(trace: Trace) -> dict[int, int]:
     """Return the number of steps of each host: the largest of its optimizers."""
-    made = dict.fromkeys(range(trace.topology.num_stepping_hosts), 0)
+    counts = dict.fromkeys(range(trace.topology.num_stepping_hosts), 0)
     for host, event in trace.of("step"):
-        made[host] = max(made[host], int(event["step"]) + 1)
-    return made
+        counts[host] = max(counts[host], int(event["step"]) + 1)
+    return counts

@@ -64,7 +64,7 @@ class Fit:
             Whether they add up to the replicas' number, or to 1 where nothing divides by it.
         """
         whole, off = sum(self.shares.values()), _OFF_IN_16_BITS if in_16_bits else _OFF
-        return any(abs(whole / one - 1) < off for one in (1.0, float(len(self.shares))))
+        return any(abs(whole / count - 1) < off for count in (1.0, float(len(self.shares))))
 
 
 @dataclass(frozen=True)

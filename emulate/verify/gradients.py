@@ -16,8 +16,8 @@ StepOfAll = Mapping[int, Step]
 
 def gradients_of(step: StepOfAll, tensor: str) -> dict[int, StoredArray]:
     """Return the local gradients of one tensor by replica. Replicas without one (an unused branch) are left out."""
-    found = {replica: one.gradients[tensor] for replica, one in sorted(step.items()) if tensor in one.gradients}
-    return {replica: array for replica, array in found.items() if is_numeric(array)}
+    gradients = {replica: local.gradients[tensor] for replica, local in sorted(step.items()) if tensor in local.gradients}
+    return {replica: array for replica, array in gradients.items() if is_numeric(array)}
 
 
 def names_of(step: StepOfAll) -> list[str]:
@@ -37,8 +37,8 @@ def state_of(step: StepOfAll, name: str) -> StoredArray | None:
 
 def objective(step: StepOfAll) -> float | None:
     """Return the sum of the replicas' objectives; None if one is missing."""
-    found = [one.objective for one in step.values()]
-    return sum(value for value in found if value is not None) if found and None not in found else None
+    objectives = [local.objective for local in step.values()]
+    return sum(value for value in objectives if value is not None) if objectives and None not in objectives else None
 
 
 def total(locals_: list[Floats], how: str) -> Floats:
@@ -97,10 +97,11 @@ def taped_views(
 ) -> list[GradientView]:
     """Return the same for the tapes' gradients, if a program sums them itself. Tensors missing on a replica are left out."""
     ours, theirs = topology.steps(optimizer)[index], reference.steps(optimizer)[index]
-    found = []
+    taped = []
     for view in seen:
         mine, others = (
-            {r: one.taped[view.tensor] for r, one in sorted(s.items()) if view.tensor in one.taped} for s in (ours, theirs)
+            {r: local.taped[view.tensor] for r, local in sorted(s.items()) if view.tensor in local.taped}
+            for s in (ours, theirs)
         )
         if len(mine) < len(ours) or len(others) < len(theirs):
             continue
@@ -108,8 +109,8 @@ def taped_views(
         whole = np.sum(arrays[len(mine) :], axis=0)
         size, clipped = norm(whole), norm(view.reference)
         noise = view.noise * (max(1.0, size / clipped) if clipped else 1.0)
-        found.append(replace(view, locals=dict(zip(mine, arrays, strict=False)), reference=whole, noise=noise, how="sum"))
-    return found
+        taped.append(replace(view, locals=dict(zip(mine, arrays, strict=False)), reference=whole, noise=noise, how="sum"))
+    return taped
 
 
 def weights_before(trace: Trace, optimizer: str, index: int, tensor: str, replica: int | None = None) -> StoredArray | None:

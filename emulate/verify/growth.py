@@ -65,10 +65,10 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
 
     @cache
     def misfit(way: Variation) -> float:
-        made = yardsticks.with_noise(way)
+        yardstick = yardsticks.with_noise(way)
         # Rows of the union in another order may be another training: one device cuts the batch otherwise than replicas do.
-        is_worse = way != shares and _is_wide(made) and not _is_wide(yardsticks.with_noise(shares))
-        return math.inf if is_worse else _misfit(made, topology)
+        is_worse = way != shares and _is_wide(yardstick) and not _is_wide(yardsticks.with_noise(shares))
+        return math.inf if is_worse else _misfit(yardstick, topology)
 
     if misfit(shares) <= FACTOR and not grouping_matters(yardsticks, shares):
         run.notes.append(_SAME_EXAMPLES.format(growth=growth))
@@ -139,10 +139,10 @@ def _misfit(yardstick: Yardstick, topology: Trace) -> float:
 def _differs_in_updates_alone(yardstick: Yardstick, topology: Trace) -> bool:
     """Return whether a reference has the gradients of a run, and only makes other weights from them."""
     traces = yardstick.traces()
-    found = compare_enough(traces[0], topology, traces[1]) if traces is not None else None
-    if found is None:
+    comparison = compare_enough(traces[0], topology, traces[1]) if traces is not None else None
+    if comparison is None:
         return False
-    first, apart = found.first_step("gradient", "initial-weight", "variable"), found.first_step("weight")
+    first, apart = comparison.first_step("gradient", "initial-weight", "variable"), comparison.first_step("weight")
     return apart is not None and (first is None or first > apart)
 
 

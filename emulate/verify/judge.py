@@ -75,15 +75,15 @@ class Judgement:
 
     def advised_by(self, other: Judgement) -> Judgement:
         """Return a copy with another judgement's differences by design: one device has them here, too."""
-        known = {cause.code for cause in self.causes}
-        found = [one for one in other.causes if one.code in _OF_OWN_ROWS and one.code not in known]
-        advice, note = _as_advice(found)
+        codes = {cause.code for cause in self.causes}
+        causes = [cause for cause in other.causes if cause.code in _OF_OWN_ROWS and cause.code not in codes]
+        advice, note = _as_advice(causes)
         return replace(self, causes=(*self.causes, *advice), notes=(*self.notes, *note))
 
     def of_16_bits(self) -> Judgement:
         """Return a copy whose arithmetic causes are replaced by '16-bit rounding only': in 32 bits everything agrees."""
-        found = [one for one in self.causes if one.code in _ARITHMETIC and not (one.allowed or one.advice)]
-        others = [one for one in self.causes if one not in found]
+        arithmetic = [cause for cause in self.causes if cause.code in _ARITHMETIC and not (cause.allowed or cause.advice)]
+        others = [cause for cause in self.causes if cause not in arithmetic]
         first = self.first_divergence
         away = "" if first is None else f"; {first.tensor} ({first.kind}) differs by {first.error:.2g} in step {first.step}"
         rounded = Finding(
@@ -92,7 +92,7 @@ class Judgement:
             f"With the program's layers in 32 bits everything agrees{away}",
             get("unexplained").fix("If it differs in 16 bits only"),
         )
-        return replace(self, causes=(*others, *([rounded] if found else [])), notes=(*self.notes, _OF_16_BITS))
+        return replace(self, causes=(*others, *([rounded] if arithmetic else [])), notes=(*self.notes, _OF_16_BITS))
 
     def fill(self, run: Run) -> Run:
         """Return the run with these fields; its own notes come first."""
@@ -265,13 +265,13 @@ def _unreported(case: Case, verdict: str) -> list[str]:
 
 def _unchanged(case: Case) -> list[str]:
     """Note that no step changes a weight: nobody applies the gradients, or they or the learning rate are 0."""
-    seen: dict[str, set[str]] = {}
+    by_tensor: dict[str, set[str]] = {}
     for name in case.untouched.optimizers:
         for step in complete(case.untouched, name):
             for tensor, variable in next(iter(step.values())).weights.items():
-                seen.setdefault(tensor, set()).add(variable.digest)
-    is_seen = case.untouched.num_steps > 1 and bool(seen)
-    return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in seen.values()) else []
+                by_tensor.setdefault(tensor, set()).add(variable.digest)
+    is_seen = case.untouched.num_steps > 1 and bool(by_tensor)
+    return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in by_tensor.values()) else []
 
 
 def _of_first(case: Case) -> list[str]:
@@ -304,14 +304,14 @@ def _other_rows(case: Case) -> list[str]:
 def _changed_after(case: Case) -> list[str]:
     """Note what a program does to its weights after training: averages that it puts in their place, for example."""
     compared = left_to_compare(case.base.runs)
-    ends, found = ends_of_hosts(case.untouched), []
+    ends, texts = ends_of_hosts(case.untouched), []
     if names := [name for name in changed_in_the_end(case.untouched) if name not in compared]:
         after = "after the last step: weights were compared as the steps left them"
-        found.append(f"what the program makes of {names_in_words(names)} {after}")
+        texts.append(f"what the program makes of {names_in_words(names)} {after}")
     if names := [name for name in compared if len({end is None for end in ends.get(name, {}).values()}) > 1]:
         who = numbers([f"host {host}" for host, end in ends[names[0]].items() if end is not None])
-        found.append(f"the final weights of other hosts than the first: only {who} replaced {names_in_words(names)}")
-    return found
+        texts.append(f"the final weights of other hosts than the first: only {who} replaced {names_in_words(names)}")
+    return texts
 
 
 _UNSEEN_LOSS = (
@@ -356,13 +356,13 @@ def _open_scale(case: Case) -> list[str]:
     factor, replicas = first.factor, case.num_replicas
     if not factor > 0 or abs(math.log(factor / replicas)) >= abs(math.log(factor)):
         return []
-    told = (
+    text = (
         f"scale: the replicas' losses add up to {factor:.3g}x that of one device in step {first.step}, which is "
         f"nearer to the number of replicas ({replicas}) than to 1. A loss that is divided by the examples of a "
         "replica instead of those of all replicas looks like that. gpudist cannot measure it for losses that "
         "compare examples; check the divisor of each loss"
     )
-    return [told]
+    return [text]
 
 
 _OTHERS_FILES = (
@@ -380,8 +380,8 @@ _UNSEEN_ROWS = (
 
 def _first(case: Case) -> Difference | None:
     """Return the first divergence: in the numbers, else in the data, else between replicas."""
-    found = [d for d in (case.first_deciding, _in_data(case), _between_replicas(case)) if d is not None]
-    return min(found, key=lambda d: (d.step, d.kind != "data"), default=case.comparison.first)
+    differences = [d for d in (case.first_deciding, _in_data(case), _between_replicas(case)) if d is not None]
+    return min(differences, key=lambda d: (d.step, d.kind != "data"), default=case.comparison.first)
 
 
 def _in_data(case: Case) -> Difference | None:
@@ -389,8 +389,8 @@ def _in_data(case: Case) -> Difference | None:
     if ledger is None or ledger.grows or ledger.first_apart is None:
         return None
     k = ledger.first_apart
-    seen, expected = ledger.sizes(k)
-    return Difference("rows", "data", k, float(abs(seen - expected)), 0.0, value=float(seen), reference_value=float(expected))
+    size, expected = ledger.sizes(k)
+    return Difference("rows", "data", k, float(abs(size - expected)), 0.0, value=float(size), reference_value=float(expected))
 
 
 def _between_replicas(case: Case) -> Difference | None:
@@ -400,10 +400,10 @@ def _between_replicas(case: Case) -> Difference | None:
     replica = int(apart.groups[1][0].rsplit(" ", 1)[1])
     step = case.untouched.steps(apart.optimizer)[apart.step]
     arrays = [kept([step[r].weights[apart.tensor]]) for r in (int(apart.groups[0][0].rsplit(" ", 1)[1]), replica)]
-    found = Difference(apart.tensor, "weight", apart.step, math.nan, 0.0, replica=replica, optimizer=apart.optimizer)
-    known = [array for array in arrays if array is not None]
-    if len(known) < 2:
-        return found
-    first, other = aligned(known)
+    diff = Difference(apart.tensor, "weight", apart.step, math.nan, 0.0, replica=replica, optimizer=apart.optimizer)
+    recorded = [array for array in arrays if array is not None]
+    if len(recorded) < 2:
+        return diff
+    first, other = aligned(recorded)
     at = int(np.argmax(np.abs(other - first)))
-    return replace(found, error=float(abs(other[at] - first[at])), value=float(other[at]), reference_value=float(first[at]))
+    return replace(diff, error=float(abs(other[at] - first[at])), value=float(other[at]), reference_value=float(first[at]))

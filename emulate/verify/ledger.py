@@ -61,20 +61,20 @@ class Ledger:
         if not self.is_known or not self.reference[0]:
             return ()
         n = _together(self.topology[0]).total() // len(self.reference[0])
-        found: list[range] = []
+        grown: list[range] = []
         for rows in map(_together, self.topology if 1 < n <= len(self.hosts) else ()):
-            at = found[-1].stop if found else 0
+            at = grown[-1].stop if grown else 0
             ways = [range(at, at + k) for k in range(n, 0, -1)] + [range(at + k, at + k + n) for k in range(1, n if at else 1)]
             recorded = (way for way in ways if way.stop <= len(self.reference))
             steps = next((way for way in recorded if self._joined(way.start, len(way)) == rows), None)
             if steps is None:
                 # Of the last one the reference may have recorded a part.
                 is_cut = len(self.reference) - at < n and not self._joined(at, n) - rows
-                return tuple(found) if found and (is_cut or self._goes_on_alike(len(found))) else ()
-            found.append(steps)
+                return tuple(grown) if grown and (is_cut or self._goes_on_alike(len(grown))) else ()
+            grown.append(steps)
             if steps.stop >= len(self.reference):
                 break
-        return tuple(found)
+        return tuple(grown)
 
     def _goes_on_alike(self, step: int) -> bool:
         """Return whether all steps from this one on have the same size without repeats: they belong to other epochs."""
@@ -95,7 +95,7 @@ class Ledger:
     @property
     def dropped(self) -> int:
         """Return how many examples a growing batch leaves out, because the end of an epoch does not fill one."""
-        gaps = [range(one.stop, other.start) for one, other in itertools.pairwise(self._grown)]
+        gaps = [range(before.stop, after.start) for before, after in itertools.pairwise(self._grown)]
         return sum(len(self.reference[k]) for gap in gaps for k in gap)
 
     @property
@@ -119,11 +119,11 @@ class Ledger:
         ours, theirs = max(map(_size, self.topology)), max(map(len, self.reference))
         full = sum(_size(step) == ours for step in self.topology)
         times, rest = divmod(ours, theirs or 1)
-        known = {len(self.hosts), len(set(self.hosts.values()))} - {1}
+        factors = {len(self.hosts), len(set(self.hosts.values()))} - {1}
         is_steady = 2 * full > len(self.topology) and sum(len(rows) == theirs for rows in self.reference) * 2 > len(
             self.reference
         )
-        return times if not rest and times in known and is_steady and self._goes_round else 1
+        return times if not rest and times in factors and is_steady and self._goes_round else 1
 
     @cached_property
     def times_as_small(self) -> int:
@@ -136,8 +136,8 @@ class Ledger:
             return 1
         full = itertools.takewhile(lambda rows: len(rows) == theirs, self.reference[: len(self.topology) // times])
         pairs = [(self.topology[k * times : (k + 1) * times], Counter(rows)) for k, rows in enumerate(full)]
-        found = all(sum(map(_together, steps), Counter()) == rows for steps, rows in pairs)
-        return times if pairs and found else 1
+        agrees = all(sum(map(_together, steps), Counter()) == rows for steps, rows in pairs)
+        return times if pairs and agrees else 1
 
     @cached_property
     def _goes_round(self) -> bool:
@@ -159,7 +159,7 @@ class Ledger:
     def expected(self) -> tuple[Rows, ...]:
         """Return the reference's examples of each step of the topology."""
         steps = self._grown or [range(k, k + 1) for k in range(self.num_steps)]
-        return tuple(tuple(row for one in made for row in self.reference[one]) for made in steps)
+        return tuple(tuple(row for k in span for row in self.reference[k]) for span in steps)
 
     @cached_property
     def is_same(self) -> bool:
@@ -185,22 +185,22 @@ class Ledger:
         A remainder is an epoch's last, smaller batch or a part of it, or what a batch has left when it is divided by the
         replicas or the hosts.
         """
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         at = 0
         for rows in map(_together, self.topology if self.first_apart is not None and not self.grows else ()):
             while at < len(self.reference) and self._is_smaller(at) and not self._keeps(rows, at):
-                found[at] = len(self.reference[at])
+                counts[at] = len(self.reference[at])
                 at += 1
             if at == len(self.reference):
                 break
             if not self._keeps(rows, at):
                 return {}
             if lost := len(self.reference[at]) - rows.total():
-                found[at] = lost
+                counts[at] = lost
             at += 1
         rest = range(at, len(self.reference) if self.ended else at)
-        found |= {k: len(self.reference[k]) for k in rest}
-        return found if all(map(self._is_smaller, rest)) else {}
+        counts |= {k: len(self.reference[k]) for k in rest}
+        return counts if all(map(self._is_smaller, rest)) else {}
 
     def _is_smaller(self, step: int) -> bool:
         """Return whether a step of the reference has fewer examples than most others."""
@@ -258,9 +258,9 @@ class Ledger:
     @property
     def is_changed_in_place(self) -> bool:
         """Return whether foreign examples stand beside the reference's own, all of which are in their steps."""
-        known = set(self._counts[1])
+        of_reference = set(self._counts[1])
         pairs = [(_together(ours), Counter(theirs)) for ours, theirs in zip(self.topology, self.expected, strict=False)]
-        in_place = all({row for row in ours if row in known} <= set(theirs) for ours, theirs in pairs)
+        in_place = all({row for row in ours if row in of_reference} <= set(theirs) for ours, theirs in pairs)
         return in_place and self.foreign > 0 and all(ours.total() == theirs.total() for ours, theirs in pairs)
 
     @property
@@ -364,10 +364,10 @@ class Ledger:
         return tuple(k for k, step in enumerate(self.topology) if _all_alike(list(self._by_host(step).values())))
 
     def _by_host(self, step: Mapping[int, Rows]) -> dict[int, Counter[str]]:
-        found: dict[int, Counter[str]] = {}
+        counts: dict[int, Counter[str]] = {}
         for replica, rows in step.items():
-            found.setdefault(self.hosts[replica], Counter()).update(rows)
-        return found
+            counts.setdefault(self.hosts[replica], Counter()).update(rows)
+        return counts
 
     @property
     def is_prefix(self) -> bool:
@@ -409,4 +409,4 @@ def _together(step: Mapping[int, Rows]) -> Counter[str]:
 
 
 def _all_alike(counts: Sequence[Counter[str]]) -> bool:
-    return len(counts) > 1 and bool(counts[0]) and all(one == counts[0] for one in counts[1:])
+    return len(counts) > 1 and bool(counts[0]) and all(count == counts[0] for count in counts[1:])

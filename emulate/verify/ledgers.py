@@ -28,12 +28,12 @@ def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
 
 def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
     """Return each example that an optimizer's steps consumed, with the hosts that did."""
-    found: dict[str, set[int]] = {}
+    hosts: dict[str, set[int]] = {}
     for step in complete(trace, optimizer):
-        for one in step.values():
-            for row in one.rows or ():
-                found.setdefault(row, set()).add(one.host)
-    return found
+        for local in step.values():
+            for row in local.rows or ():
+                hosts.setdefault(row, set()).add(local.host)
+    return hosts
 
 
 def parts_of_rows(trace: Trace, optimizer: str, *, after: int = -1) -> list[tuple[str, ...]]:
@@ -47,7 +47,7 @@ def parts_of_rows(trace: Trace, optimizer: str, *, after: int = -1) -> list[tupl
     Returns:
         One a row, in the order of steps and replicas; of steps whose inputs were not kept none.
     """
-    steps = [one for step in complete(trace, optimizer) for one in step.values() if one.host > after]
+    steps = [local for step in complete(trace, optimizer) for local in step.values() if local.host > after]
     named = ([_names(step, (place,)) for place in step.row_inputs] for step in steps)
     return [row for names in named if None not in names for row in zip(*filter(None, names), strict=True)]
 
@@ -59,10 +59,10 @@ def has_ended(trace: Trace) -> bool:
 
 
 def _ledger(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger:
-    found = _of_names(name, reference, topology, ended, lambda step: step.rows)
-    if found.is_known and not found.grows and found.first_apart is not None:
-        return _by_data(name, reference, topology, ended) or found
-    return found
+    ledger = _of_names(name, reference, topology, ended, lambda step: step.rows)
+    if ledger.is_known and not ledger.grows and ledger.first_apart is not None:
+        return _by_data(name, reference, topology, ended) or ledger
+    return ledger
 
 
 def _of_names(
@@ -74,30 +74,30 @@ def _of_names(
     by: tuple[int, ...] = (),
 ) -> Ledger:
     theirs, ours = (
-        _known([{replica: names(one) for replica, one in step.items()} for step in steps]) for steps in (reference, topology)
+        _known([{r: names(local) for r, local in step.items()} for step in steps]) for steps in (reference, topology)
     )
-    hosts = {replica: one.host for step in topology for replica, one in step.items()}
+    hosts = {replica: local.host for step in topology for replica, local in step.items()}
     flat = tuple(tuple(row for rows in step.values() for row in rows) for step in theirs)
     return Ledger(name, flat, tuple(ours), hosts, ended and len(ours) == len(topology) < len(reference), by)
 
 
 def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger | None:
     """Return the ledger by the inputs that equal the reference's in every step: the model may compute others."""
-    places = [one.row_inputs for step in (reference[0], topology[0]) for one in step.values()]
-    if len(places[0]) < 2 or any(one != places[0] for one in places):
+    places = [local.row_inputs for step in (reference[0], topology[0]) for local in step.values()]
+    if len(places[0]) < 2 or any(inputs != places[0] for inputs in places):
         return None
 
     def by(chosen: tuple[int, ...]) -> Ledger:
         return _of_names(name, reference, topology, ended, lambda step: _names(step, chosen), chosen)
 
     data = tuple(place for place in places[0] if by((place,)).is_same)
-    found = by(data) if data else None
-    if found is None or not found.is_same or len(found.reference) < len(reference) or len(found.topology) < len(topology):
+    ledger = by(data) if data else None
+    if ledger is None or not ledger.is_same or len(ledger.reference) < len(reference) or len(ledger.topology) < len(topology):
         return None
-    if any(len(set(rows)) < _DISTINCT * len(rows) for rows in found.reference):  # labels, say
+    if any(len(set(rows)) < _DISTINCT * len(rows) for rows in ledger.reference):  # labels, say
         return None
     others = [place for place in places[0] if place not in data]
-    return found if all(_is_close(reference[0], topology[0], data, place) for place in others) else None
+    return ledger if all(_is_close(reference[0], topology[0], data, place) for place in others) else None
 
 
 def _is_close(reference: StepOfAll, topology: StepOfAll, data: tuple[int, ...], place: int) -> bool:
@@ -111,8 +111,8 @@ def _is_close(reference: StepOfAll, topology: StepOfAll, data: tuple[int, ...], 
 def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None:
     """Return an input's examples on all replicas, in the order of their names; None if it was not kept."""
     rows: list[tuple[str, Floats]] = []
-    for _, one in sorted(step.items()):
-        names, array = _names(one, data), one.inputs[place]
+    for _, local in sorted(step.items()):
+        names, array = _names(local, data), local.inputs[place]
         if names is None or array is None or not array.is_complete or np.dtype(array.dtype).kind == "S":
             return None
         width = int(np.prod(array.shape[1:], dtype=np.int64))  # a replica may have no rows
@@ -129,10 +129,10 @@ def _names(step: Step, places: tuple[int, ...]) -> Rows | None:
 
 def _known(steps: Sequence[Mapping[int, Rows | None]]) -> list[dict[int, Rows]]:
     """Return the steps up to the first one whose examples were not seen on every replica."""
-    found: list[dict[int, Rows]] = []
+    whole: list[dict[int, Rows]] = []
     for step in steps:
-        rows = {replica: one for replica, one in sorted(step.items()) if one is not None}
+        rows = {replica: examples for replica, examples in sorted(step.items()) if examples is not None}
         if len(rows) < len(step):
             break
-        found.append(rows)
-    return found
+        whole.append(rows)
+    return whole

@@ -52,14 +52,14 @@ class ProgramLines:
 
     def of(self, stage: str) -> list[Record]:
         """Return the records of a stage's lines: those of the program's own operations first, then of calls to libraries."""
-        found = [
+        records = [
             entry
             for trace in self._traces
             for _, event in trace.of("lines")
             for entry in event["stages"].get(stage, ())
             if _trains(event)
         ]
-        return sorted(found, key=lambda entry: bool(entry.get("called")))
+        return sorted(records, key=lambda entry: bool(entry.get("called")))
 
     def made(self, *kinds: str, **about: object) -> list[Record]:
         """Return the records of calls that make something: the kinds in this order, the last call first.
@@ -67,24 +67,24 @@ class ProgramLines:
         Those of libraries count where the program itself makes none of the kind.
         """
         events = [event for trace in self._traces for _, event in trace.of("made")]
-        alike = [one for one in events if all(one.get(name) == value for name, value in about.items())]
-        by_kind = [[one for one in reversed(alike) if one["kind"] == kind] for kind in kinds]
-        own = [[one for one in found if not one.get("called")] or found for found in by_kind]
-        return [one["line"] for found in own for one in found]
+        alike = [event for event in events if all(event.get(name) == value for name, value in about.items())]
+        by_kind = [[event for event in reversed(alike) if event["kind"] == kind] for kind in kinds]
+        own = [[event for event in calls if not event.get("called")] or calls for calls in by_kind]
+        return [event["line"] for calls in own for event in calls]
 
     @property
     def depends_on_examples_alone(self) -> bool:
         """Return whether no term of one device's loss is without examples, and nothing is added to its gradients."""
         *_, reference = self._traces
         stages = [event["stages"] for _, event in reference.of("lines") if _trains(event)]
-        of_loss = [one for stage in stages for one in stage.get("loss", ())]
+        of_loss = [record for stage in stages for record in stage.get("loss", ())]
         is_added = any(stage.get("given") for stage in stages)
-        return bool(of_loss) and not is_added and not any("penalty" in one["roles"] for one in of_loss)
+        return bool(of_loss) and not is_added and not any("penalty" in record["roles"] for record in of_loss)
 
     @property
     def rows_meet(self) -> bool:
         """Return whether the program's own loss combines examples with each other, other than by a sum or a mean."""
-        return any({"contracts", "mixes"} & one["roles"].keys() for one in self.of("loss") if not one.get("called"))
+        return any({"contracts", "mixes"} & record["roles"].keys() for record in self.of("loss") if not record.get("called"))
 
     def crossings(self) -> list[Record]:
         """Return where a replica takes a tensor of another one."""
@@ -94,12 +94,12 @@ class ProgramLines:
         """Return the records of places such as `train.py:9` and `train.py, line 9` in files of which lines were recorded."""
         files = {os.path.basename(file): file for file in self._files()}
         matches = [match for place in places if (match := _PLACE.match(place)) and match["name"] in files]
-        return [{"file": files[one["name"]], "line": int(one["line"])} for one in matches]
+        return [{"file": files[match["name"]], "line": int(match["line"])} for match in matches]
 
     def _files(self) -> list[str]:
-        made = [event["line"]["file"] for trace in self._traces for _, event in trace.of("made")]
+        of_calls = [event["line"]["file"] for trace in self._traces for _, event in trace.of("made")]
         of_steps = [entry["file"] for trace in self._traces for _, event in trace.of("lines") for entry in _entries(event)]
-        return [*of_steps, *made]
+        return [*of_steps, *of_calls]
 
 
 def _entries(event: Record) -> list[Record]:
@@ -118,9 +118,9 @@ def operations(stage: str, *roles: str) -> Blame:
         records = case.lines.of(stage)
         for is_called in (False, True):
             for role in roles:
-                found = [one for one in records if role in one["roles"] and bool(one.get("called")) is is_called]
-                if found:
-                    return sorted(found, key=lambda one: int(one["roles"][role]))
+                matching = [record for record in records if role in record["roles"] and bool(record.get("called")) is is_called]
+                if matching:
+                    return sorted(matching, key=lambda record: int(record["roles"][role]))
         return []
 
     return Blame(stage, find)
@@ -128,7 +128,7 @@ def operations(stage: str, *roles: str) -> Blame:
 
 def between(stage: str) -> Blame:
     """Look for all operations of a stage, the program's own before libraries', the nearest to its end first."""
-    return Blame(stage, lambda case: [one for one in case.lines.of(stage) if "operations" in one])
+    return Blame(stage, lambda case: [record for record in case.lines.of(stage) if "operations" in record])
 
 
 def made(stage: str, *kinds: str, **about: object) -> Blame:
@@ -140,8 +140,8 @@ def changes_of_state(stage: str) -> Blame:
     """Look, in the functions that take gradients, for lines that change what outlives their call."""
 
     def find(case: Case) -> list[Record]:
-        records = [one for one in case.lines.of("gradient") if "tape" in one["roles"] and one.get("cell") is None]
-        places = [(str(one["file"]), int(one["line"])) for one in records]
+        records = [record for record in case.lines.of("gradient") if "tape" in record["roles"] and record.get("cell") is None]
+        places = [(str(record["file"]), int(record["line"])) for record in records]
         return [{"file": file, "line": number} for file, line in places for number in lines_that_change_state(file, line)]
 
     return Blame(stage, find)
@@ -156,8 +156,8 @@ def stopped(stage: str = "ending") -> Blame:
     """Look for the program's innermost calls in the tracebacks of what it raised, the shown one's first."""
 
     def find(case: Case) -> list[Record]:
-        told = [case.outcome.failure or "", *(text for _, text in sorted(case.outcome.raised.items()))]
-        return [one for text in told for one in _innermost(_calls(text))]
+        texts = [case.outcome.failure or "", *(text for _, text in sorted(case.outcome.raised.items()))]
+        return [record for text in texts for record in _innermost(_calls(text))]
 
     return Blame(stage, find)
 
@@ -170,7 +170,7 @@ def _calls(traceback: str) -> str:
 
 def stuck(stage: str = "ending") -> Blame:
     """Look for the program's innermost lines in the stacks of hosts that hung."""
-    return Blame(stage, lambda case: [one for _, text in sorted(case.outcome.stacks.items()) for one in _innermost(text)])
+    return Blame(stage, lambda case: [record for _, text in sorted(case.outcome.stacks.items()) for record in _innermost(text)])
 
 
 def _innermost(text: str) -> Sequence[Record]:
@@ -194,9 +194,9 @@ def locate(
     named = case.lines.at(places)
     if named:
         return (blame[0].stage if blame else None), located(named)
-    for one in (*blame, *(_all_of(one.stage) for one in blame[:1])):
-        if found := located(sorted(one.find(case), key=lambda record: record.get("name") not in tensors)):
-            return one.stage, found
+    for candidate in (*blame, *(_all_of(first.stage) for first in blame[:1])):
+        if locations := located(sorted(candidate.find(case), key=lambda record: record.get("name") not in tensors)):
+            return candidate.stage, locations
     return (blame[0].stage if blame else None), ()
 
 

@@ -52,25 +52,25 @@ def lead(reference: Trace, topology: Trace, plain: Trace) -> tuple[Follow, Repla
     follows = follow(reference, topology)
     if follows is None or refusal(reference) is not None or not _can_lead(topology, reference):
         return None
-    known = ledgers(plain, topology).values()
-    if any(ledger.growth > 1 for ledger in known) or Facts.of(plain, topology).asynchronous:
+    compared = ledgers(plain, topology).values()
+    if any(ledger.growth > 1 for ledger in compared) or Facts.of(plain, topology).asynchronous:
         return None  # other steps than those of one device
-    is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
+    is_same = bool(compared) and all(ledger.is_same for ledger in compared if ledger.is_known)
     return follows, None if is_same else Replay(topology.directory)
 
 
 def _can_lead(trace: Trace, reference: Trace) -> bool:
     """Return whether all of each gradient or of its sum was kept, and of first weights that are not those of a reference."""
-    first = (one.array for found in trace.variables("initial").values() for one in found.values() if one.array is not None)
+    first = (v.array for variables in trace.variables("initial").values() for v in variables.values() if v.array is not None)
     if not (starts_alike(reference, trace) or all(array.is_complete for array in first)):
         return False
-    made = (step for name in trace.optimizers for step in trace.steps(name))
+    steps = (step for name in trace.optimizers for step in trace.steps(name))
     return all(
         name in summed or array.is_complete
-        for step in made
-        for summed in [{name for one in step.values() for name in one.sums}]
-        for one in step.values()
-        for name, array in one.gradients.items()
+        for step in steps
+        for summed in [{name for local in step.values() for name in local.sums}]
+        for local in step.values()
+        for name, array in local.gradients.items()
     )
 
 

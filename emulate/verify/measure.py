@@ -73,8 +73,8 @@ def measure(
         step=step,
         error=float(distance.max()) if distance.size else 0.0,
         relative=norm(distance) / size if size else (float("inf") if distance.any() else 0.0),
-        spread=max((_distance(one, theirs) for one in noise), default=math.nan),
-        confirmed=max((_distance(one, theirs) for one in confirmation), default=0.0),
+        spread=max((_distance(array, theirs) for array in noise), default=math.nan),
+        confirmed=max((_distance(array, theirs) for array in confirmation), default=0.0),
         scale=max(scale, largest(theirs)),
         eps=eps,
         value=float(ours[at]) if at >= 0 else None,
@@ -95,7 +95,7 @@ def _distance(one: Floats, other: Floats) -> float:
 
 def coarsest_unit(runs: Runs, step: Mapping[int, Step]) -> float:
     """Return the coarsest unit of a step's gradients."""
-    return max((unit_of(a, runs.computed) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
+    return max((unit_of(a, runs.computed) for local in step.values() for a in local.gradients.values()), default=eps_of("<f4"))
 
 
 def same_shape(arrays: list[StoredArray]) -> bool:

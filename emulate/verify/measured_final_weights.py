@@ -19,8 +19,8 @@ def changed_in_the_end(trace: Trace) -> list[str]:
 
 def _unseen_updates(trace: Trace) -> list[str]:
     """Return variables that are updated outside of the steps and whose last update nobody saw."""
-    made = (one for name in trace.optimizers for step in complete(trace, name) for one in step.values())
-    return list(dict.fromkeys(name for one in made for name in one.outside if name not in one.weights))
+    steps = (local for name in trace.optimizers for step in complete(trace, name) for local in step.values())
+    return list(dict.fromkeys(name for step in steps for name in step.outside if name not in step.weights))
 
 
 def ends_of_hosts(trace: Trace) -> dict[str, dict[int, str | None]]:
@@ -30,8 +30,8 @@ def ends_of_hosts(trace: Trace) -> dict[str, dict[int, str | None]]:
     changed = {(host, event["replica"]): event["changed"] for host, event in trace.of("left")}
     ends: dict[str, dict[int, str | None]] = {name: {} for name in changed_in_the_end(trace)}
     for place, variables in trace.variables("left").items():
-        for name, found in ends.items():
-            found.setdefault(place[0], variables[name].digest if name in changed[place] and name in variables else None)
+        for name, by_host in ends.items():
+            by_host.setdefault(place[0], variables[name].digest if name in changed[place] and name in variables else None)
     return ends
 
 
@@ -47,21 +47,21 @@ def left_to_compare(runs: Runs) -> list[str]:
 def final_weights(runs: Runs) -> Iterator[Measure]:
     """Yield the measures of what the program made of its weights after the last step: averages, or the best ones."""
     names = left_to_compare(runs)
-    found = [_ended_with(trace, names) for trace in (runs.topology, runs.reference, *runs.others)] if names else []
+    ended = [_ended_with(trace, names) for trace in (runs.topology, runs.reference, *runs.others)] if names else []
     step = max((len(runs.pairs(name)) for name in runs.optimizers), default=0)
     for name in names:
-        ours, theirs, *beside = [one.get(name) for one in found]
+        ours, theirs, *beside = [weights.get(name) for weights in ended]
         if ours is None or theirs is None or not is_numeric(theirs) or not same_shape([ours, theirs]):
             continue
-        first, second, *noise = aligned([ours, theirs, *(theirs if one is None else one for one in beside)])
+        first, second, *noise = aligned([ours, theirs, *(theirs if array is None else array for array in beside)])
         key, eps, many = Key("final-weight", "", name), eps_of(theirs.dtype), len(runs.noise)
         yield measure(key, step, first, second, noise[:many], noise[many:], eps=eps)
 
 
 def _ended_with(trace: Trace, names: Collection[str]) -> dict[str, StoredArray]:
     """Return the final values of these variables on the first replica of the first host."""
-    steps = [made[-1] for name in trace.optimizers if (made := complete(trace, name))]
+    steps = [all_steps[-1] for name in trace.optimizers if (all_steps := complete(trace, name))]
     trained = {name: array for step in steps for name in names if (array := weight_of(step, name)) is not None}
     first = next(iter(trace.variables("left").values()), {})
     changed = next((event["changed"] for _, event in trace.of("left")), ())
-    return trained | {n: one.array for n, one in first.items() if n in changed and n in names and one.array is not None}
+    return trained | {n: v.array for n, v in first.items() if n in changed and n in names and v.array is not None}

@@ -30,22 +30,22 @@ def reports(runs: Runs) -> Iterator[Measure]:
     often = Counter((host, kind, name) for host, kind, name, _, _ in ours)
     unlike = {*of_other_steps(runs), *of_other_batches(runs)}
     for place, report in ours.items():
-        one = (0, *place[1:])
-        if one not in theirs or report.name in unlike:
+        there = (0, *place[1:])
+        if there not in theirs or report.name in unlike:
             continue
-        beside = [np.array([values[one].value]) for values in others if one in values]
+        beside = [np.array([values[there].value]) for values in others if there in values]
         many = len(runs.noise) if len(beside) == len(others) else len(beside)
-        found = measure(
+        measured = measure(
             Key(report.kind, "", report.name),
             report.step,
             np.array([report.value]),
-            np.array([theirs[one].value]),
+            np.array([theirs[there].value]),
             beside[:many],
             beside[many:],
             eps=precision,
             host=place[0] if runs.topology.num_hosts > 1 else None,
         )
-        yield replace(found, at=_step_of(report, often[place[:3]], last))
+        yield replace(measured, at=_step_of(report, often[place[:3]], last))
 
 
 def _step_of(report: Report, often: int, last: int) -> int:
@@ -68,5 +68,5 @@ def of_other_steps(runs: Runs) -> list[str]:
         return []
     fewest = min((len(runs.pairs(name)) for name in runs.optimizers), default=0)
     by_step = max(fewest - 1, 2)
-    counts = [Counter(one.name for one in trace.reports if one.host == 0) for trace in (runs.topology, runs.reference)]
+    counts = [Counter(report.name for report in trace.reports if report.host == 0) for trace in (runs.topology, runs.reference)]
     return [name for name, count in counts[0].items() if counts[1][name] > 0 and count < by_step]

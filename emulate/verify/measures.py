@@ -25,7 +25,7 @@ Their order means nothing, so its values are compared sorted."""
 
 def measure_all(runs: Runs) -> Iterator[Measure]:
     """Yield every measure of a comparison: initial weights, each step, final weights, reports."""
-    late = {name for name, made in _made_before(runs.as_they_came.reference).items() if made}
+    late = {name for name, count in _made_before(runs.as_they_came.reference).items() if count}
     yield from _as_far_as_weights(_initial(runs.as_they_came), _apart_before(runs, but=late) if late else [])
     for optimizer in runs.optimizers:
         others = [complete(trace, optimizer) for trace in runs.others]
@@ -39,9 +39,9 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
     if runs.source is None:
         yield from final_weights(runs)
     elif not runs.reference.has_other_examples:
-        evaluated = {one.name for one in runs.reference.reports}
-        found = (*final_weights(runs.as_they_came), *reports(runs.as_they_came))
-        of_program = [one for one in found if one.key.tensor not in evaluated]
+        evaluated = {report.name for report in runs.reference.reports}
+        measures = (*final_weights(runs.as_they_came), *reports(runs.as_they_came))
+        of_program = [m for m in measures if m.key.tensor not in evaluated]
         yield from _as_far_as_weights(of_program, _apart_before(runs) if of_program else [])
 
 
@@ -61,12 +61,12 @@ class _Apart:
 
 def _as_far_as_weights(measures: Iterable[Measure], apart: Sequence[_Apart]) -> Iterator[Measure]:
     """Yield numbers of two runs that went their own ways: they may be as far apart as the weights before that step."""
-    for one in measures:
+    for m in measures:
         if apart:
-            at = apart[min(one.step if one.at is None else one.at, len(apart) - 1)]
-            spread = at.relative * one.scale if one.key.kind in REPORTED else at.largest
-            one = replace(one, spread=float(np.fmax(one.spread, spread)))
-        yield one
+            at = apart[min(m.step if m.at is None else m.at, len(apart) - 1)]
+            spread = at.relative * m.scale if m.key.kind in REPORTED else at.largest
+            m = replace(m, spread=float(np.fmax(m.spread, spread)))
+        yield m
 
 
 def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
@@ -81,20 +81,20 @@ def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
     """
     if runs.source is None:
         return []
-    found = [_Apart()]
+    apart = [_Apart()]
     for optimizer in runs.optimizers:
         pairs = zip(complete(runs.topology, optimizer), complete(runs.source, optimizer), strict=False)
         for step, (ours, theirs) in enumerate(pairs, 1):
-            found += [found[-1]] * (step + 1 - len(found))
-            names = dict.fromkeys(name for one in theirs.values() for name in one.weights if name not in but)
+            apart += [apart[-1]] * (step + 1 - len(apart))
+            names = dict.fromkeys(name for local in theirs.values() for name in local.weights if name not in but)
             both = [(weight_of(ours, name), weight_of(theirs, name)) for name in names]
-            known = [(a, b) for a, b in both if a is not None and b is not None and is_numeric(b) and same_shape([a, b])]
-            arrays = [finite_difference(*aligned([*pair])) for pair in known]
+            comparable = [(a, b) for a, b in both if a is not None and b is not None and is_numeric(b) and same_shape([a, b])]
+            arrays = [finite_difference(*aligned([*pair])) for pair in comparable]
             offs = [norm(off) / (norm(b) or 1.0) for off, b in arrays]
             here = _Apart(max((largest(off) for off, _ in arrays), default=0.0), float(np.median(offs)) if offs else 0.0)
-            so_far = (found[step], found[step - 1], here)
-            found[step] = _Apart(max(one.largest for one in so_far), max(one.relative for one in so_far))
-    return found
+            so_far = (apart[step], apart[step - 1], here)
+            apart[step] = _Apart(max(distance.largest for distance in so_far), max(distance.relative for distance in so_far))
+    return apart
 
 
 def _initial(runs: Runs) -> Iterator[Measure]:
@@ -103,37 +103,37 @@ def _initial(runs: Runs) -> Iterator[Measure]:
     The noise runs, where a program seeds nothing, start from weights of their own: they say something of such variables alone.
     """
     ours, theirs, *others = [_first_values(trace) for trace in (runs.topology, runs.reference, *runs.others)]
-    made, many = _made_before(runs.reference), len(runs.noise)
+    steps_before, many = _made_before(runs.reference), len(runs.noise)
     for tensor in theirs:
         if tensor not in ours or not is_numeric(theirs[tensor]):
             continue
-        stored = [one.get(tensor, theirs[tensor]) for one in others] if made[tensor] else []
+        stored = [values.get(tensor, theirs[tensor]) for values in others] if steps_before[tensor] else []
         if same_shape([ours[tensor], theirs[tensor], *stored]):
             a, b, *beside = aligned([ours[tensor], theirs[tensor], *stored])
             key, eps = Key("initial-weight", "", tensor), eps_of(theirs[tensor].dtype)
-            yield measure(key, made[tensor], a, b, beside[:many], beside[many:], eps=eps)
+            yield measure(key, steps_before[tensor], a, b, beside[:many], beside[many:], eps=eps)
 
 
 def _first_values(trace: Trace) -> dict[str, StoredArray]:
-    found: dict[str, StoredArray] = {}
+    values: dict[str, StoredArray] = {}
     for _, variables in sorted(trace.variables("initial").items()):
         for name, variable in variables.items():
             if variable.array is not None:
-                found.setdefault(name, variable.array)
-    return found
+                values.setdefault(name, variable.array)
+    return values
 
 
 def _made_before(trace: Trace) -> dict[str, int]:
     """Return, by variable, the steps of any optimizer on its host before it was first seen."""
-    made: Counter[tuple[int, str, int]] = Counter()
-    found: dict[str, int] = {}
+    steps: Counter[tuple[int, str, int]] = Counter()
+    first_seen: dict[str, int] = {}
     for host, event in trace.events:
         if event["event"] == "step":
-            made[(host, event["optimizer"], event["replica"])] += 1
+            steps[(host, event["optimizer"], event["replica"])] += 1
         elif event["event"] == "initial":
-            before = max((count for (place, _, _), count in made.items() if place == host), default=0)
-            found |= {name: before for name in event["variables"] if name not in found}
-    return found
+            before = max((count for (place, _, _), count in steps.items() if place == host), default=0)
+            first_seen |= {name: before for name in event["variables"] if name not in first_seen}
+    return first_seen
 
 
 def _gradients(
@@ -145,10 +145,10 @@ def _gradients(
         if not mine or not reference or not same_shape([*mine.values(), *reference.values()]):
             continue
         stored = [gradients_of(step, tensor) for step in beside]
-        arrays = aligned([*mine.values(), *reference.values(), *(a for one in stored for a in one.values())])
+        arrays = aligned([*mine.values(), *reference.values(), *(a for gradients in stored for a in gradients.values())])
         local, arrays = arrays[: len(mine)], arrays[len(mine) :]
         other, arrays = total(arrays[: len(reference)], "sum"), arrays[len(reference) :]
-        noise = _totals(arrays, [len(one) for one in stored], other)
+        noise = _totals(arrays, [len(gradients) for gradients in stored], other)
         yield measure(
             Key("gradient", optimizer, tensor),
             k,
@@ -163,11 +163,11 @@ def _gradients(
 
 def _totals(arrays: list[Floats], counts: list[int], missing: Floats) -> list[Floats]:
     """Return one gradient for each noise run; the reference's own if a run does not have it."""
-    found = []
+    totals = []
     for count in counts:
-        found.append(total(arrays[:count], "sum") if count else missing)
+        totals.append(total(arrays[:count], "sum") if count else missing)
         arrays = arrays[count:]
-    return found
+    return totals
 
 
 def _variables(
@@ -182,18 +182,18 @@ def _variables(
         if a is None or b is None or not (is_numeric(b) or kind == "variable") or not same_shape([a, b]):
             continue
         stored = [value_of(step, tensor) for step in beside]
-        arrays = aligned([a, b, *(one for one in stored if one is not None)])
+        arrays = aligned([a, b, *(array for array in stored if array is not None)])
         rest = iter(arrays[2:])
-        noise = [arrays[1] if one is None else next(rest) for one in stored]
+        noise = [arrays[1] if array is None else next(rest) for array in stored]
         key, eps, many = Key(kind, optimizer, tensor), eps_of(b.dtype), len(runs.noise)
         if kind == "variable" and tensor in runs.of_first:
             key = replace(key, kind="of-first")
-        found = measure(key, k, arrays[0], arrays[1], noise[:many], noise[many:], eps=eps)
-        if key.kind == "variable" and found.spread > _OF_CHANCE * found.scale:
+        measured = measure(key, k, arrays[0], arrays[1], noise[:many], noise[many:], eps=eps)
+        if key.kind == "variable" and measured.spread > _OF_CHANCE * measured.scale:
             ours_, theirs_, *noise = (np.sort(array, axis=0) if array.ndim else array for array in (*arrays[:2], *noise))
-            found = measure(key, k, ours_, theirs_, noise[:many], noise[many:], eps=eps)
-            found = replace(found, is_of_chance=found.spread > _OF_CHANCE * found.scale)
-        yield found
+            measured = measure(key, k, ours_, theirs_, noise[:many], noise[many:], eps=eps)
+            measured = replace(measured, is_of_chance=measured.spread > _OF_CHANCE * measured.scale)
+        yield measured
 
 
 def _objective(

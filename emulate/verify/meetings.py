@@ -43,7 +43,7 @@ class Met:
     def together(cls, several: Iterable[Met]) -> Met:
         """Combine the paths of several runs."""
         every = list(several)
-        parts = [[getattr(one, name) for one in every] for name in cls.__dataclass_fields__]
+        parts = [[getattr(met, name) for met in every] for name in cls.__dataclass_fields__]
         return cls(*(tuple(dict.fromkeys(path for paths in part for path in paths)) for part in parts))
 
     @property

@@ -65,11 +65,11 @@ def floors(
         For each tensor and step what rounding alone may make of it, in the tensor's unit.
     """
     spread, scale = (
-        {key: _of_each(values) if lockstep and key.kind in _OF_A_STEP else _running(values) for key, values in one.items()}
-        for one in (spreads, scales)
+        {key: _of_each(values) if lockstep and key.kind in _OF_A_STEP else _running(values) for key, values in by_key.items()}
+        for by_key in (spreads, scales)
     )
-    known = {key for key, values in spreads.items() if any(not np.isnan(value) for value in values.values())}
-    pool = _Pool({key: values for key, values in spread.items() if key in known}, scale)
+    measured = {key for key, values in spreads.items() if any(not np.isnan(value) for value in values.values())}
+    pool = _Pool({key: values for key, values in spread.items() if key in measured}, scale)
     return {
         key: {k: max(spread[key][k], max(UNITS * eps[key], pool.at(key.kind, k)) * scale[key][k]) for k in spread[key]}
         for key in spread
@@ -111,8 +111,8 @@ def _of_each(values: BySteps) -> dict[int, float]:
 
 def _running(values: BySteps) -> dict[int, float]:
     """Return the running maximum by step, with 0 in place of values that are not finite."""
-    largest, found = 0.0, {}
+    largest, running = 0.0, {}
     for step, value in sorted(values.items()):
         largest = max(largest, value if np.isfinite(value) else 0.0)
-        found[step] = largest
-    return found
+        running[step] = largest
+    return running

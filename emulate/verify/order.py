@@ -54,9 +54,9 @@ def order_widens(reference: Trace, permuted: Sequence[Trace], in_order: Sequence
         True where in some step the gradients of all permuted runs are far off, and those of no run in order nearly so.
     """
     off = _nearest(reference, permuted, _gradient_off)
-    rounded = [_off(reference, one, _gradient_off) for one in in_order]
+    rounded = [_off(reference, trace, _gradient_off) for trace in in_order]
     return bool(rounded) and any(
-        off[place] > max(_WIDE, _TIMES * max(_by_rounding(one, *place) for one in rounded)) for place in off
+        off[place] > max(_WIDE, _TIMES * max(_by_rounding(of_run, *place) for of_run in rounded)) for place in off
     )
 
 
@@ -73,8 +73,8 @@ def _nearest(
     reference: Trace, runs: Sequence[Trace], measured: Callable[[StepOfAll, StepOfAll], float], only: int | None = None
 ) -> dict[tuple[str, int], float]:
     """Return, by optimizer and step, the distance of the nearest run, for the steps that all runs have."""
-    found = [_off(reference, one, measured, only) for one in runs]
-    return {place: min(one[place] for one in found) for place in (set.intersection(*map(set, found)) if found else ())}
+    by_run = [_off(reference, trace, measured, only) for trace in runs]
+    return {place: min(of_run[place] for of_run in by_run) for place in (set.intersection(*map(set, by_run)) if by_run else ())}
 
 
 def _off(
@@ -90,8 +90,8 @@ def _off(
 
 def objective_off(ours: StepOfAll, theirs: StepOfAll) -> float:
     """Return the relative distance of the losses of a step."""
-    one, other = objective(ours), objective(theirs)
-    return 0.0 if one is None or other is None else abs(one - other) / (abs(other) or np.inf)
+    loss, other = objective(ours), objective(theirs)
+    return 0.0 if loss is None or other is None else abs(loss - other) / (abs(other) or np.inf)
 
 
 def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
@@ -99,22 +99,22 @@ def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
     pairs = []
     for name in names_of(complete(traces[1], optimizer)[k]):
         stored = [
-            one
+            array
             for trace in traces
-            for one in (weights_before(trace, optimizer, k, name), weight_of(complete(trace, optimizer)[k], name))
+            for array in (weights_before(trace, optimizer, k, name), weight_of(complete(trace, optimizer)[k], name))
         ]
-        known = [one for one in stored if one is not None and is_numeric(one)]
-        if len(known) == len(stored):
-            before, after, other_before, other_after = aligned(known)
+        recorded = [array for array in stored if array is not None and is_numeric(array)]
+        if len(recorded) == len(stored):
+            before, after, other_before, other_after = aligned(recorded)
             pairs.append((after - before, other_after - other_before))
     size = sum(norm(other) ** 2 for _, other in pairs)
-    return float(np.sqrt(sum(norm(one - other) ** 2 for one, other in pairs) / size)) if size else 0.0
+    return float(np.sqrt(sum(norm(change - other) ** 2 for change, other in pairs) / size)) if size else 0.0
 
 
 def _gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
     """Return the relative distance of the whole gradient."""
     pairs = _gradients(ours, theirs)
-    return _distance(pairs) / (_norm(given for _, given in pairs) or np.inf)
+    return _distance(pairs) / (_norm(reference for _, reference in pairs) or np.inf)
 
 
 def _gradients(ours: StepOfAll, theirs: StepOfAll) -> list[tuple[StoredArray | None, ...]]:
@@ -123,16 +123,16 @@ def _gradients(ours: StepOfAll, theirs: StepOfAll) -> list[tuple[StoredArray | N
 
 def _norm(arrays: Iterable[StoredArray | None]) -> float:
     """Return the L2 norm of arrays taken together."""
-    squares = [norm(aligned([one])[0]) ** 2 for one in arrays if one is not None and is_numeric(one)]
+    squares = [norm(aligned([array])[0]) ** 2 for array in arrays if array is not None and is_numeric(array)]
     return float(np.sqrt(sum(squares)))
 
 
 def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:
     """Return the L2 norm of the differences of arrays taken together."""
     squares = []
-    for one, other in pairs:
-        if one is not None and other is not None and is_numeric(other) and one.shape == other.shape:
-            squares.append(norm(finite_difference(*aligned([one, other]))[0]) ** 2)
+    for array, other in pairs:
+        if array is not None and other is not None and is_numeric(other) and array.shape == other.shape:
+            squares.append(norm(finite_difference(*aligned([array, other]))[0]) ** 2)
     return float(np.sqrt(sum(squares)))
 
 

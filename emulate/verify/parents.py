@@ -60,9 +60,9 @@ class Parents:
 
     def close(self) -> None:
         """End those that were made here."""
-        for one in self._own:
-            one.close()
+        for preload in self._own:
+            preload.close()
 
-    def _add(self, made: Preload) -> Preload:
-        self._own.append(made)
-        return made
+    def _add(self, preload: Preload) -> Preload:
+        self._own.append(preload)
+        return preload

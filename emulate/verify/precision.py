@@ -32,7 +32,7 @@ _SHORT: tuple[Short, ...] = ((16, _UNITS["bfloat16"]), (13, _UNITS["float16"]))
 
 def computed_in(trace: Trace) -> tuple[Short, ...]:
     """Return the 16-bit precisions that a run's gradients were rounded to; naturally short numbers (counts) do not count."""
-    seen: Counter[Short] = Counter()
+    elements: Counter[Short] = Counter()
     odd: Counter[Short] = Counter()
     for name in trace.optimizers:
         for step in trace.steps(name)[:_STEPS]:
@@ -40,9 +40,9 @@ def computed_in(trace: Trace) -> tuple[Short, ...]:
                 bits = _bits(array.read())
                 short = _short(bits, _SHORT)
                 if short is not None:
-                    seen[short] += bits.size
+                    elements[short] += bits.size
                     odd[short] += int(((bits >> np.uint32(short[0])) & 1).sum())
-    return tuple(one for one in _SHORT if seen[one] >= _ENOUGH and odd[one] >= _ODD * seen[one])
+    return tuple(short for short in _SHORT if elements[short] >= _ENOUGH and odd[short] >= _ODD * elements[short])
 
 
 def _bits(values: Array) -> Array:
@@ -57,7 +57,7 @@ def _bits(values: Array) -> Array:
 def _short(bits: Array, among: tuple[Short, ...]) -> Short | None:
     """Return the first precision that holds all numbers."""
     low = int(np.bitwise_or.reduce(bits)) if bits.size else 1
-    return next((one for one in among if low & ((1 << one[0]) - 1) == 0), None)
+    return next((short for short in among if low & ((1 << short[0]) - 1) == 0), None)
 
 
 def unit_of(array: StoredArray, computed: tuple[Short, ...]) -> float:

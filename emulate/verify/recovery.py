@@ -39,15 +39,15 @@ class Lives:
         run.trace, self.held = Trace(plan.trace), plan.steps
         self.runs.append(run)
         self.fired = list(fired)
-        for one in fired:
-            self.in_life.setdefault(one.number, len(self.runs) - 1)
+        for firing in fired:
+            self.in_life.setdefault(firing.number, len(self.runs) - 1)
 
     @property
     def begun(self) -> dict[str, int]:
         """Return how many steps each optimizer had made before the very first start, restored from the folder."""
         first = self.runs[0].trace
-        told = first.of("begun") if first is not None else []
-        return {str(event["optimizer"]): int(event["step"]) for _, event in told}
+        events = first.of("begun") if first is not None else []
+        return {str(event["optimizer"]): int(event["step"]) for _, event in events}
 
     @property
     def last(self) -> RunResult:
@@ -69,10 +69,10 @@ def _told_by_hosts(life: Trace) -> dict[int, int]:
     """Return the same for each host that made a step, if one was restored."""
     if not any(True for _ in life.of("resumed")):
         return {}
-    found = dict.fromkeys((host for host, _ in life.of("initial")), 0)
+    steps = dict.fromkeys((host for host, _ in life.of("initial")), 0)
     for host, event in life.of("resumed"):
-        found[host] = max(found.get(host, 0), int(event["step"]))
-    return found
+        steps[host] = max(steps.get(host, 0), int(event["step"]))
+    return steps
 
 
 def _shift(life: Trace, without: Trace) -> int:
@@ -84,22 +84,22 @@ def _shift(life: Trace, without: Trace) -> int:
     begun = _trained(life.variables("initial"))
     by_weights = [k + 1 for k, step in enumerate(steps) if begun and _after(step, begun) == begun]
     by_rows = [k for k, step in enumerate(steps) if begins and _rows(step) == begins]
-    for found in (by_weights, by_rows):
-        if len(found) == 1:
-            return found[0]
+    for matches in (by_weights, by_rows):
+        if len(matches) == 1:
+            return matches[0]
     return next((k for k in by_weights if k in by_rows or not by_rows), 0)
 
 
 def _rows(step: Mapping[int, Step]) -> Counter[str]:
-    return Counter(row for one in step.values() for row in one.rows or ())
+    return Counter(row for local in step.values() for row in local.rows or ())
 
 
 def _trained(variables: Mapping[tuple[int, int], Mapping[str, Variable]]) -> dict[tuple[int, str], str]:
     """Return the bits of each trained variable, by replica and name."""
     return {
         (replica, name): variable.digest
-        for (_, replica), found in variables.items()
-        for name, variable in found.items()
+        for (_, replica), by_name in variables.items()
+        for name, variable in by_name.items()
         if variable.trainable
     }
 
@@ -108,8 +108,8 @@ def _after(step: Mapping[int, Step], wanted: Collection[tuple[int, str]]) -> dic
     """Return the bits after a step, for the wanted variables."""
     return {
         (replica, name): variable.digest
-        for replica, one in step.items()
-        for name, variable in one.weights.items()
+        for replica, local in step.items()
+        for name, variable in local.weights.items()
         if (replica, name) in wanted
     }
 
@@ -129,16 +129,16 @@ class Recovery:
     @property
     def missed(self) -> list[str]:
         """Return the message of each fault that did not occur."""
-        there = {one.number for one in self.lives.fired}
+        there = {firing.number for firing in self.lives.fired}
         return [self._missed(fault) for number, fault in enumerate(self.lives.faults) if number not in there]
 
     def _missed(self, fault: Fault) -> str:
         ends = [event["reason"] for _, event in self.without.of("end")]
-        made = max(self.lives.begun.values(), default=0) + self.without.num_steps
-        if set(ends) != {"returned"} or getattr(fault, "step", 0) <= made:
+        steps = max(self.lives.begun.values(), default=0) + self.without.num_steps
+        if set(ends) != {"returned"} or getattr(fault, "step", 0) <= steps:
             return never_fired(fault, self.lives.held)
         return (
-            f"A fault must happen. Received: fault={str(fault)!r}, which did not: the program has only {made} steps. "
+            f"A fault must happen. Received: fault={str(fault)!r}, which did not: the program has only {steps} steps. "
             "Name one of them."
         )
 
@@ -189,9 +189,9 @@ class Recovery:
         """Return the steps from which the hosts continued in the first restart where they differ; empty without one."""
         begun = max(self.lives.begun.values(), default=0)
         for life in self._later:
-            told = _told_by_hosts(life)
-            if len(set(told.values())) > 1:
-                return {host: begun + step for host, step in sorted(told.items())}
+            resumed = _told_by_hosts(life)
+            if len(set(resumed.values())) > 1:
+                return {host: begun + step for host, step in sorted(resumed.items())}
         return {}
 
     def restarts_of(self, number: int) -> list[int]:
@@ -200,46 +200,46 @@ class Recovery:
         Of faults of one life those that end a host or its link for good have its restarts, where there are any.
         """
         life = self.lives.in_life.get(number)
-        together = {one: self.lives.faults[one].is_final for one, its in self.lives.in_life.items() if its == life}
+        together = {other: self.lives.faults[other].is_final for other, its in self.lives.in_life.items() if its == life}
         if life is None or (any(together.values()) and not together[number]):
             return []
-        until = min((one for one in self.lives.in_life.values() if one > life), default=self.lives.restarts)
+        until = min((later for later in self.lives.in_life.values() if later > life), default=self.lives.restarts)
         return list(range(life, min(until, self.lives.restarts)))
 
     @cached_property
     def not_restored(self) -> dict[str, set[int]]:
         """Return trained variables that had their initial values when the program resumed, with their hosts."""
-        found: dict[str, set[int]] = {}
+        unrestored: dict[str, set[int]] = {}
         first, *later = [run.trace for run in self.lives.runs if run.trace is not None]
         for life, step in zip(later, self._went_on_from, strict=True):
             for optimizer in life.optimizers if step else ():
-                made = self.without.steps(optimizer)[step - 1 : step]
+                previous = self.without.steps(optimizer)[step - 1 : step]
                 begun, anew = _trained(first.variables("initial")), _trained(life.variables("initial"))
-                expected = _after(made[0], anew) if made else {}
+                expected = _after(previous[0], anew) if previous else {}
                 hosts = {replica: host for host, replica in life.variables("initial")}
                 for place, digest in anew.items():
                     if digest == begun.get(place) and digest != expected.get(place, digest):
-                        found.setdefault(place[1], set()).add(hosts[place[0]])
-        return found
+                        unrestored.setdefault(place[1], set()).add(hosts[place[0]])
+        return unrestored
 
     @property
     def result(self) -> str | None:
         """Return `identical` (bit for bit), `within-noise`, `different`, or None if it is unknown."""
-        found = self.comparison
+        comparison = self.comparison
         if self.other_steps is not None:
             return "different"
-        if found is None or not found.points:
+        if comparison is None or not comparison.points:
             return None
-        if found.exceeding:
+        if comparison.exceeding:
             return "different"
-        return "identical" if all(point.measure.error == 0 for point in found.points) else "within-noise"
+        return "identical" if all(point.measure.error == 0 for point in comparison.points) else "within-noise"
 
     def reports(self) -> tuple[FaultReport, ...]:
         """Return one report for each fault."""
         return tuple(self._report(number, fault) for number, fault in enumerate(self.lives.faults))
 
     def _report(self, number: int, fault: Fault) -> FaultReport:
-        fired = next((one for one in self.lives.fired if one.number == number), None)
+        fired = next((firing for firing in self.lives.fired if firing.number == number), None)
         worst = self.comparison.worst if self.comparison is not None else None
         restarts = self.restarts_of(number)
         return FaultReport(
@@ -285,7 +285,7 @@ class JoinedTrace(Trace):
             for name in life.optimizers:
                 for step in life.steps(name):
                     index = next(iter(step.values())).index + shift
-                    joined.setdefault(name, {})[index] = {r: replace(one, index=index) for r, one in step.items()}
+                    joined.setdefault(name, {})[index] = {r: replace(local, index=index) for r, local in step.items()}
         return {name: [by[k] for k in sorted(by) if self._wants(name, k)] for name, by in joined.items()}
 
     def _wants(self, optimizer: str, index: int) -> bool:

@@ -26,7 +26,7 @@ def differing(one: Trace, other: Trace) -> str | None:
 
 def initial(trace: Trace) -> list[dict[str, str]]:
     """Return the bits of each replica's initial weights."""
-    return [{name: v.digest for name, v in found.items()} for _, found in sorted(trace.variables("initial").items())]
+    return [{name: v.digest for name, v in variables.items()} for _, variables in sorted(trace.variables("initial").items())]
 
 
 def _first_draw(one: Trace, other: Trace) -> int | None:
@@ -64,4 +64,4 @@ def does_the_same(one: Trace, other: Trace) -> bool:
 def starts_alike(reference: Trace, topology: Trace) -> bool:
     """Return whether each replica of a topology starts with the reference's weights."""
     first, *_ = [*initial(reference), {}]
-    return bool(first) and all(one == first for one in initial(topology))
+    return bool(first) and all(weights == first for weights in initial(topology))

@@ -42,25 +42,25 @@ def reported(reports: Sequence[Report], by_batch: Mapping[str, tuple[int, str]])
     Returns:
         The reports by place.
     """
-    found: dict[Place, Report] = {}
-    for report in _together([one for one in reports if one.replica is None], by_batch):
+    by_place: dict[Place, Report] = {}
+    for report in _together([report for report in reports if report.replica is None], by_batch):
         count = 0
-        while (place := (report.host, report.kind, report.name, report.step, count)) in found:
+        while (place := (report.host, report.kind, report.name, report.step, count)) in by_place:
             count += 1
-        found[place] = report
-    return found
+        by_place[place] = report
+    return by_place
 
 
 def _together(reports: Sequence[Report], by_batch: Mapping[str, tuple[int, str]]) -> list[Report]:
-    found = [one for one in reports if one.name not in by_batch]
+    joined = [report for report in reports if report.name not in by_batch]
     for name, (size, how) in by_batch.items():
-        for host in sorted({one.host for one in reports}):
-            one_by_one = [one for one in reports if (one.host, one.name) == (host, name)]
+        for host in sorted({report.host for report in reports}):
+            one_by_one = [report for report in reports if (report.host, report.name) == (host, name)]
             for at in range(0, len(one_by_one) - size + 1, size):
-                values = [one.value for one in one_by_one[at : at + size]]
+                values = [report.value for report in one_by_one[at : at + size]]
                 made = one_by_one[at + size - 1].made
-                found.append(replace(one_by_one[at], step=at // size, value=_TOGETHER[how](values), made=made))
-    return found
+                joined.append(replace(one_by_one[at], step=at // size, value=_TOGETHER[how](values), made=made))
+    return joined
 
 
 def reported_by_batch(runs: Runs) -> dict[str, tuple[tuple[int, int], str]]:
@@ -73,20 +73,20 @@ def reported_by_batch(runs: Runs) -> dict[str, tuple[tuple[int, int], str]]:
         By name how many reports belong to one step, in the topology and in the reference, and as what they are taken
         together: the batches' losses add up to the step's or are each like it, as what the gradients are taken of does.
     """
-    found: dict[str, tuple[tuple[int, int], str]] = {}
+    by_name: dict[str, tuple[tuple[int, int], str]] = {}
     for optimizer in runs.optimizers:
         ours, theirs = runs.batches(optimizer)
         if ours == theirs:
             continue
         steps = [len(runs.topology.steps(optimizer)), len(runs.reference.steps(optimizer))]
-        counts = [Counter(one.name for one in t.reports if one.host == 0) for t in (runs.topology, runs.reference)]
+        counts = [Counter(report.name for report in t.reports if report.host == 0) for t in (runs.topology, runs.reference)]
         for name in counts[0]:
             pairs = zip(counts, steps, (ours, theirs), strict=True)
-            if all(abs(count[name] - made * size) < size for count, made, size in pairs):
+            if all(abs(count[name] - num_steps * size) < size for count, num_steps, size in pairs):
                 # A metric of Keras counts all batches so far: its last result is that of the step.
                 how = "last" if name.startswith("metric/") else _how(runs, optimizer, ours / theirs)
-                found[name] = ((ours, theirs), how)
-    return found
+                by_name[name] = ((ours, theirs), how)
+    return by_name
 
 
 def of_other_batches(runs: Runs) -> list[str]:
@@ -101,27 +101,27 @@ def of_other_batches(runs: Runs) -> list[str]:
         The names.
     """
     ours, theirs = (_between_steps(trace) for trace in (runs.topology, runs.reference))
-    found = []
+    names = []
     for name in (ours.keys() & theirs.keys()) - reported_by_batch(runs).keys():
-        both = [(ours[name][made], theirs[name][made]) for made in ours[name].keys() & theirs[name].keys()]
-        if any(len(one) != len(other) for one, other in both) and any(
-            all(np.isclose(whole(one), whole(other), rtol=_ALIKE, atol=0.0) for one, other in both)
+        both = [(ours[name][at], theirs[name][at]) for at in ours[name].keys() & theirs[name].keys()]
+        if any(len(values) != len(other) for values, other in both) and any(
+            all(np.isclose(whole(values), whole(other), rtol=_ALIKE, atol=0.0) for values, other in both)
             for whole in (np.mean, np.sum)
         ):
-            found.append(name)
-    return sorted(found)
+            names.append(name)
+    return sorted(names)
 
 
 def _between_steps(trace: Trace) -> dict[str, dict[int, list[float]]]:
     """Return the first host's reports by name and by steps before them, without the last, which may be partial."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for one in trace.reports:
-        if one.host == 0 and one.replica is None and one.made is not None:
-            found.setdefault(one.name, {}).setdefault(one.made, []).append(one.value)
-    for by_made in found.values():
+    by_name: dict[str, dict[int, list[float]]] = {}
+    for report in trace.reports:
+        if report.host == 0 and report.replica is None and report.made is not None:
+            by_name.setdefault(report.name, {}).setdefault(report.made, []).append(report.value)
+    for by_made in by_name.values():
         if len(by_made) > 1:
             del by_made[max(by_made)]
-    return found
+    return by_name
 
 
 def _how(runs: Runs, optimizer: str, ratio: float) -> str:
@@ -129,5 +129,5 @@ def _how(runs: Runs, optimizer: str, ratio: float) -> str:
     first = [objective(step) for step in runs.pairs(optimizer)[0]]
     if first[0] is None or not first[1] or not first[0] / first[1] > 0:
         return "sum"
-    seen = first[0] / first[1]
-    return "sum" if abs(np.log(seen)) <= abs(np.log(seen / ratio)) else "mean"
+    factor = first[0] / first[1]
+    return "sum" if abs(np.log(factor)) <= abs(np.log(factor / ratio)) else "mean"

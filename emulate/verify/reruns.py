@@ -174,13 +174,13 @@ class Reruns:
 
 def _ending(failed: RunResult, replay: Replay | None) -> str:
     """Return the text about a failed re-run: whose error it is, and what may have led to it."""
-    told = (
+    where = (
         f", on one device that gets {replay.told} as the number of replicas" if replay is not None and replay.told > 1 else ""
     )
     raised_in = re.findall(r'File "([^"]+)"', failed.failure or "")
     is_own = failed.status == "failed" and bool(raised_in) and not is_ours(raised_in[-1])
     whose = ", where the program itself raises an error" if is_own else ""
-    return f"{told}{whose}: {error_line(failed.failure or failed.where, 'no error was seen')}"
+    return f"{where}{whose}: {error_line(failed.failure or failed.where, 'no error was seen')}"
 
 
 def _statistics_apart(reference: Trace, topology: Trace, names: Collection[str]) -> float:
@@ -194,8 +194,8 @@ def _statistics_apart(reference: Trace, topology: Trace, names: Collection[str])
         for name in names if all(pair) else ():
             stored = [weight_of(steps[0], name) for steps in pair]
             if None not in stored:
-                one, other = aligned([array for array in stored if array is not None])
-                off.append(norm(one - other) / (norm(one) or 1.0))
+                expected, other = aligned([array for array in stored if array is not None])
+                off.append(norm(expected - other) / (norm(expected) or 1.0))
     return statistics.median(off)
 
 

@@ -52,23 +52,23 @@ def steps_run(trace: Trace | None, reference: Trace | None) -> StepsRun:
     """
     if trace is None:
         return StepsRun()
-    told = [event for one in (trace, reference) if one is not None for _, event in one.of("epoch")]
-    batches, examples = (told[0]["batches"], told[0]["last"]) if told else (None, None)
-    made = trace.num_steps
+    epochs = [event for run in (trace, reference) if run is not None for _, event in run.of("epoch")]
+    batches, examples = (epochs[0]["batches"], epochs[0]["last"]) if epochs else (None, None)
+    num_steps = trace.num_steps
     stopped = any(event["reason"] == "steps" for _, event in trace.of("end"))
     return StepsRun(
-        last=made - 1 if made else None,
+        last=num_steps - 1 if num_steps else None,
         stopped=stopped,
         epoch_batches=batches,
         last_batch_examples=examples,
-        epoch_complete=None if batches is None else made >= batches,
+        epoch_complete=None if batches is None else num_steps >= batches,
     )
 
 
 def _all_reduce(run: RunResult) -> str:
     """Return the all-reduce that ran, as reported by the first host."""
-    told = run.trace.of("strategy") if run.trace is not None else []
-    return next((str(event["all_reduce"]) for _, event in told if event.get("all_reduce")), "none")
+    events = run.trace.of("strategy") if run.trace is not None else []
+    return next((str(event["all_reduce"]) for _, event in events if event.get("all_reduce")), "none")
 
 
 def outcome_of(run: RunResult, reference: RunResult) -> Outcome:
@@ -86,7 +86,7 @@ def outcome_of(run: RunResult, reference: RunResult) -> Outcome:
         saved=run.saved,
         cut=run.cut | reference.cut,
         hides=run.hides,
-        collectives={host: known.get("collectives", []) for host, known in run.hosts.items()},
+        collectives={host: facts.get("collectives", []) for host, facts in run.hosts.items()},
     )
 
 
@@ -108,6 +108,6 @@ def same_weights(one: Trace, other: Trace) -> bool:
     """Return whether two runs ended with bitwise equal weights."""
 
     def digests(trace: Trace) -> list[dict[str, str]]:
-        return [{name: v.digest for name, v in found.items()} for found in trace.variables("final").values()]
+        return [{name: v.digest for name, v in variables.items()} for variables in trace.variables("final").values()]
 
     return digests(one) == digests(other)

@@ -120,14 +120,14 @@ class Runner:
         def made() -> RunResult:
             other = source.result()  # at its end it is known how many steps there are
             whole = self._with_settings(plan, self._folder_of(label))
-            found = self._evaluate(label, whole, other)
-            if isinstance(found, RunResult):
-                return found
+            result = self._evaluate(label, whole, other)
+            if isinstance(result, RunResult):
+                return result
             if not or_run:
                 return RunResult(label, topology, None, status="failed")
-            if found and plan.perturb and plan.replay is None:  # what is run again for a cause is run in any case
+            if result and plan.perturb and plan.replay is None:  # what is run again for a cause is run in any case
                 with self._lock:
-                    self._notes[f"To measure rounding, gpudist started the program again, because {found.rstrip('.')}."] = None
+                    self._notes[f"To measure rounding, gpudist started the program again, because {result.rstrip('.')}."] = None
             return self._run(label, topology, whole, True)
 
         return self._pool.submit(made)

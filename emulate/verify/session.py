@@ -87,12 +87,12 @@ class Session:
         """
         self._runner.expect(len(topologies) + OTHER_RUNS)
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
-        known = self._yardsticks.reference(AS_IT_STANDS)
-        reference = known.reference.result()
+        yardstick = self._yardsticks.reference(AS_IT_STANDS)
+        reference = yardstick.reference.result()
         if reference.status != "ok":
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
-            judged, about = judge_ends(self._runner, self._allow, reference, [run.result() for run in runs])
-            return self._summary(reference), judged, about
+            judged, reasons = judge_ends(self._runner, self._allow, reference, [run.result() for run in runs])
+            return self._summary(reference), judged, reasons
         assert reference.trace is not None
         compiled = self._yardsticks.by_compiled_steps() if is_eager(reference.trace) else None
         self._reruns.foresee_batchnorm(reference, topologies[0])
@@ -103,7 +103,7 @@ class Session:
             if all(self._lacks_replicas(run.result(), reference) for run in runs):
                 judged = [self._judge_at_once(run.result(), reference) for run in runs]
                 return self._summary(reference), judged, unseen_code(reference)
-        reference = self._with_rows(self._compiled(known, compiled), first.result())
+        reference = self._with_rows(self._compiled(yardstick, compiled), first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
@@ -122,8 +122,8 @@ class Session:
             self._yardsticks.leave_rows_in_order()
             notes.append(_ORDER)
         judged = [
-            self._judge_one(run.result(), dict(zip(bases, found, strict=True)), reference, facts)
-            for run, found in zip(runs, compared, strict=True)
+            self._judge_one(run.result(), dict(zip(bases, comparisons, strict=True)), reference, facts)
+            for run, comparisons in zip(runs, compared, strict=True)
         ]
         return self._summary(reference), judged, notes
 
@@ -153,23 +153,23 @@ class Session:
         judgement = replace(judgement, worst=None, first_divergence=None, course=(), not_compared=not_compared)
         return judgement.fill(unjudged(run, reference))
 
-    def _compiled(self, known: Yardstick, compiled: Future[RunResult] | None) -> RunResult:
+    def _compiled(self, yardstick: Yardstick, compiled: Future[RunResult] | None) -> RunResult:
         """Return the reference with compiled steps, which can be evaluated, where these train as its eager ones do."""
-        own, again = trace_of(known.reference), trace_of(compiled)
+        own, again = trace_of(yardstick.reference), trace_of(compiled)
         if compiled is None or (own and again and not refusal(again) and does_the_same(own, again)):
-            return (compiled or known.reference).result()
-        self._yardsticks.take_back_functions(known)
-        return known.reference.result()
+            return (compiled or yardstick.reference).result()
+        self._yardsticks.take_back_functions(yardstick)
+        return yardstick.reference.result()
 
     def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
         """Return the reference, run again if its examples were not seen because only the topology calls `Strategy.run`."""
         if run.trace is None or reference.trace is None or _rows(reference.trace) or not _rows(run.trace):
             return reference
-        known = self._yardsticks.reference(AS_IT_STANDS)
+        yardstick = self._yardsticks.reference(AS_IT_STANDS)
         again = self._yardsticks.by_functions().result()
         if again.status == "ok" and again.trace is not None and _rows(again.trace) & _rows(run.trace):
             return again
-        self._yardsticks.take_back_functions(known)
+        self._yardsticks.take_back_functions(yardstick)
         return reference
 
     def _order_matters(self, base: Variation, run: RunResult, varied: Future[RunResult] | None) -> bool:
@@ -214,8 +214,8 @@ class Session:
         return self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
-        seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
-        if run.status == "ok" and not any(seen):
+        counts = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
+        if run.status == "ok" and not any(counts):
             raise UsageError(
                 "A program to verify must train: make steps with an optimizer, or with a gradient tape of tf.Variables "
                 f"inside Strategy.run. Received: program={self._program!r}, which ended without a step. Is the training "
@@ -226,7 +226,7 @@ class Session:
     def _judge_one(
         self,
         run: RunResult,
-        made: Mapping[Variation, Future[RunResult] | None],
+        runs: Mapping[Variation, Future[RunResult] | None],
         reference: RunResult,
         facts: Facts,
     ) -> Run:
@@ -237,7 +237,7 @@ class Session:
         own = self._with_own_draws(run, facts)
         recovery = self._recovery(own)
         judgements: list[Judgement] = []
-        for base, varied in made.items():
+        for base, varied in runs.items():
             if IN_32_BITS in base.switches and trace_of(varied) is None:
                 continue  # it failed, as the program does or because it is in 32 bits
             judgements.append(self._judged(run, own, varied, base, reference, recovery))
@@ -291,8 +291,8 @@ class Session:
             judgement = lockstep.better(judgement, judged_on(at_its_weights))
         failed = self._reruns.take_first_failure()
         if judgement.is_unexplained and failed:
-            told = f"Further runs failed, which could have shown more. The first was {failed}"
-            judgement = replace(judgement, notes=(*judgement.notes, told))
+            note = f"Further runs failed, which could have shown more. The first was {failed}"
+            judgement = replace(judgement, notes=(*judgement.notes, note))
         return judgement
 
     def _case(
@@ -336,8 +336,8 @@ class Session:
             recovery=recovery,
             order_matters=not yardsticks.permutes,
             is_of_groups=base.replay is not None and base.replay.summed and grouping_matters(yardsticks, base),
-            met_alone=lambda: [one.met for one in (reference, yardsticks.again().result(), *others)],
-            met=Met.together(one.met for one in (reference, *others, run, *([varied.result()] if varied else []))),
+            met_alone=lambda: [result.met for result in (reference, yardsticks.again().result(), *others)],
+            met=Met.together(result.met for result in (reference, *others, run, *([varied.result()] if varied else []))),
         )
 
     def _led(self, run: RunResult, compared: Trace, base: Variation) -> Variation | None:
@@ -351,16 +351,16 @@ class Session:
         Returns:
             Its variation.
         """
-        known = (run.label, base)
-        if known not in self._leads:
-            plain, own = (trace_of(self._yardsticks.reference(one).reference) for one in (AS_IT_STANDS, base))
+        key = (run.label, base)
+        if key not in self._leads:
+            plain, own = (trace_of(self._yardsticks.reference(variation).reference) for variation in (AS_IT_STANDS, base))
             leads = None
             if run.status == "ok" and plain is not None and own is not None:
                 leads = lockstep.lead(own, compared, plain)
             led = None if leads is None else replace(base, follow=leads[0], replay=leads[1])
             normalized = None if led is None or own is None else self._reruns.led_by_share(led, own, compared)
-            self._leads[known] = normalized or (led if led is not None and self._yardsticks.led(led) else None)
-        return self._leads[known]
+            self._leads[key] = normalized or (led if led is not None and self._yardsticks.led(led) else None)
+        return self._leads[key]
 
     def _with_own_draws(self, run: RunResult, facts: Facts) -> RunResult:
         """Return the topology's run with the draws that replicas make by themselves, where they show what others may hide."""

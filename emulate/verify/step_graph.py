@@ -39,7 +39,7 @@ class _Graph:
     def kind_with_inputs(self, place: int) -> tuple[Any, ...]:
         """Return the same with the types of operations and constants that it takes."""
         inputs = self.operations[place][2]
-        taken = [self.operations[one[0]][0] if len(one) > 1 else self.leaves[one[0]][0] for one in inputs]
+        taken = [self.operations[source[0]][0] if len(source) > 1 else self.leaves[source[0]][0] for source in inputs]
         return *self.kind(place), *taken
 
 
@@ -68,12 +68,12 @@ class _GraphPair:
 
     def _pairs_apart(self) -> list[Pair]:
         """Return the places of operations that differ; None for that of one that only the other graph has."""
-        first, other = ([one[:2] for one in graph.operations] for graph in (self.first, self.other))
+        first, other = ([operation[:2] for operation in graph.operations] for graph in (self.first, self.other))
         if first == other:
             return [(place, place) for place in range(len(first)) if not self._agree(place, place, exactly=True)]
         left = self._left(_Graph.kind_with_inputs, range(len(first)), range(len(other)))
         left = self._left(_Graph.kind, [a for a, _ in left if a is not None], [b for _, b in left if b is not None])
-        order = (place for place, (one, another) in enumerate(zip(first, other, strict=False)) if one != another)
+        order = (place for place, (operation, another) in enumerate(zip(first, other, strict=False)) if operation != another)
         return left or [(place, place) for place in itertools.islice(order, 1)]
 
     def _left(self, kind: Any, places: Iterable[int], others: Iterable[int]) -> list[Pair]:
@@ -88,21 +88,21 @@ class _GraphPair:
 
     def _agree(self, place: int, at: int, *, exactly: bool = False) -> bool:
         """Return whether two operations take the same: from the same operations, or from some of the same type."""
-        found = []
-        for one, another in zip(self.first.operations[place][2], self.other.operations[at][2], strict=True):
-            if len(one) == len(another) == 1:
-                found.append(self._besides(one[0], another[0], exactly=exactly))
-            elif len(one) == len(another):
-                types = self.first.operations[one[0]][0], self.other.operations[another[0]][0]
-                is_same = one == another if exactly else types[0] == types[1] and one[1] == another[1]
-                found.append("" if is_same else None)
+        reasons = []
+        for source, another in zip(self.first.operations[place][2], self.other.operations[at][2], strict=True):
+            if len(source) == len(another) == 1:
+                reasons.append(self._besides(source[0], another[0], exactly=exactly))
+            elif len(source) == len(another):
+                types = self.first.operations[source[0]][0], self.other.operations[another[0]][0]
+                is_same = source == another if exactly else types[0] == types[1] and source[1] == another[1]
+                reasons.append("" if is_same else None)
             else:  # one device has itself what is a sum on several replicas
-                dtype, value = self.first.leaves[one[0]] if len(one) == 1 else self.other.leaves[another[0]]
-                found.append(_SUM if value is None and dtype not in ("resource", "variant") else None)
-        if None in found:
+                dtype, value = self.first.leaves[source[0]] if len(source) == 1 else self.other.leaves[another[0]]
+                reasons.append(_SUM if value is None and dtype not in ("resource", "variant") else None)
+        if None in reasons:
             return False
         line = self.other.lines[at]
-        for besides in filter(None, found if line else ()):
+        for besides in filter(None, reasons if line else ()):
             self.besides.setdefault(besides, []).append(line or {})
         return True
 
@@ -131,10 +131,10 @@ class _GraphPair:
 
     def _counts_examples(self, pair: tuple[Any, Any]) -> bool:
         """Return whether two numbers are the same multiple of the replicas' examples."""
-        if not all(isinstance(one, (int, float)) for one in pair):
+        if not all(isinstance(number, (int, float)) for number in pair):
             return False
         sizes = itertools.product(self.first.rows, self.other.rows)
-        return any(pair[0] % one == 0 and pair[0] // one == pair[1] / another > 0 for one, another in sizes)
+        return any(pair[0] % size == 0 and pair[0] // size == pair[1] / another > 0 for size, another in sizes)
 
     def _text(self, place: int | None, at: int | None) -> tuple[Line | None, str]:
         """Return the line and the text of an operation of the first graph and of one of the other."""
@@ -144,9 +144,9 @@ class _GraphPair:
         (kind, _, inputs), line = self.first.operations[place], self.first.lines[place]
         if at is None:
             return line, f"{kind} only on {self.names[0]}"
-        for one, another in zip(inputs, self.other.operations[at][2], strict=True):
-            if len(one) == len(another) == 1:
-                values = [self.other.leaves[another[0]][1], self.first.leaves[one[0]][1]]
+        for source, another in zip(inputs, self.other.operations[at][2], strict=True):
+            if len(source) == len(another) == 1:
+                values = [self.other.leaves[another[0]][1], self.first.leaves[source[0]][1]]
                 if values[0] != values[1] and all(isinstance(value, list) and len(value) == 1 for value in values):
                     ours, theirs = (f"{value:g}" if isinstance(value, (int, float)) else str(value) for (value,) in values)
                     return line, f"{kind}: {ours} on {self.names[1]}, {theirs} on {self.names[0]}"
@@ -189,26 +189,26 @@ _IS_SAME = "The step does not depend on the number of replicas"
 
 
 def _summary(replicas: Sequence[_GraphPair], numbers: Sequence[_GraphPair], num_replicas: int) -> StepGraph:
-    differing = next((one for one in replicas if one.apart), None)
+    differing = next((graphs for graphs in replicas if graphs.apart), None)
     if differing is not None:
         first, other = differing.names
         text = f"The step is not the same on all replicas: {other} differs from {first} in {_in_words(differing.apart)}."
         return StepGraph(text, same_on_replicas=False, depends_on_number=None, locations=_locations(differing.apart))
-    apart = [pair for one in numbers for pair in one.apart]
+    apart = [pair for graphs in numbers for pair in graphs.apart]
     if apart:
         text = f"{_IS_SAME} except in {_in_words(apart)}."
         return StepGraph(text, same_on_replicas=True, depends_on_number=True, locations=_locations(apart))
     besides: dict[str, list[Line]] = {}
-    for one in (*numbers, *replicas):
-        for reason, lines in one.besides.items():
+    for graphs in (*numbers, *replicas):
+        for reason, lines in graphs.besides.items():
             besides.setdefault(reason, []).extend(lines)
     text = f"{_IS_SAME}: its graph is the same on one device and on each of {num_replicas} replicas"
     without = [_EXAMPLES] if _EXAMPLES in besides else []
     locations: list[Location] = []
-    for reason in (one for one in (_NUMBER, _SUM) if one in besides):
-        found = located(besides[reason])
-        without.append(f"{reason} in {', '.join(location.place for location in found)}")
-        locations += found
+    for reason in (kind for kind in (_NUMBER, _SUM) if kind in besides):
+        of_reason = located(besides[reason])
+        without.append(f"{reason} in {', '.join(location.place for location in of_reason)}")
+        locations += of_reason
     text += f", apart from {' and '.join(without)}." if without else "."
     return StepGraph(text, same_on_replicas=True, depends_on_number=False, locations=tuple(dict.fromkeys(locations)))
 

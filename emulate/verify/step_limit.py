@@ -94,12 +94,12 @@ class StepLimit:
     def _decide(self) -> None:
         if self._decided is not None or len(self._joined) < self.voters or not set(self._joined) <= self._asked.keys():
             return
-        asked = [one for one in self._asked.values() if one is not None]
+        asked = [ask for ask in self._asked.values() if ask is not None]
         has_left = len(asked) < len(self._joined)  # one of them ended, or failed, before step 20
         self._decided = DEFAULT_STEPS if has_left else self._end_of_epochs(asked)
 
     def _end_of_epochs(self, asked: list[Ask]) -> int:
         """Return the step where the runs have made their first epochs: a run with a larger batch has a shorter one."""
-        seconds = max(one.seconds for one in asked) * -(-self.num_runs // self.voters)
-        epochs = [one.epoch for one in asked if one.epoch is not None and DEFAULT_STEPS < one.epoch <= LONGEST_EPOCH]
-        return max((one for one in epochs if (one - DEFAULT_STEPS) * seconds <= MOST_SECONDS), default=DEFAULT_STEPS)
+        seconds = max(ask.seconds for ask in asked) * -(-self.num_runs // self.voters)
+        epochs = [ask.epoch for ask in asked if ask.epoch is not None and DEFAULT_STEPS < ask.epoch <= LONGEST_EPOCH]
+        return max((epoch for epoch in epochs if (epoch - DEFAULT_STEPS) * seconds <= MOST_SECONDS), default=DEFAULT_STEPS)

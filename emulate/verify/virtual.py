@@ -62,14 +62,14 @@ def check_same_hosts(first: RunResult, last: RunResult) -> None:
     assert first.trace is not None
     assert last.trace is not None
     if last.status != "ok":
-        found: str | None = f"ends otherwise: {last.status}"
+        difference: str | None = f"ends otherwise: {last.status}"
     else:
-        found = differing(first.trace, last.trace) or (None if same_weights(first.trace, last.trace) else "the weights")
-        found = None if found is None else f"differs in {found}"
-    if found is not None:
+        difference = differing(first.trace, last.trace) or (None if same_weights(first.trace, last.trace) else "the weights")
+        difference = None if difference is None else f"differs in {difference}"
+    if difference is not None:
         raise UsageError(
             "Virtual hosts share one run of the program, so its training must not depend on the number of its host. Received: "
-            f"a program that asks for the number (TF_CONFIG, task_id) and as host {number} of {first.topology} {found}. "
+            f"a program that asks for the number (TF_CONFIG, task_id) and as host {number} of {first.topology} {difference}. "
             "Let the strategy shard the data, or verify it without --virtual on fewer hosts."
         )
     first.notes.append(

@@ -146,16 +146,16 @@ class RunWatch:
 
     def _see(self, host: int, event: Mapping[str, Any]) -> None:
         self._judge.feed(host, event)
-        kind, known = event["event"], self._result.hosts.setdefault(host, {})
+        kind, facts = event["event"], self._result.hosts.setdefault(host, {})
         if kind == "progress":
-            known["step"] = event["step"]
+            facts["step"] = event["step"]
             if host == 0:
                 self._steps.append((event["step"], time.monotonic()))
             self._progress.step(self._result.label, event["step"])
         elif kind == "site":
-            known.setdefault("collectives", []).append(event["name"])
+            facts.setdefault("collectives", []).append(event["name"])
         elif kind == "collective":
-            known["collective"] = f"{event['name']}, number {event['ordinal']}"
+            facts["collective"] = f"{event['name']}, number {event['ordinal']}"
         elif kind == "wrote":
             written = self._result.written
             written[event["path"]] = event["was_there"] or written.get(event["path"], False)
@@ -199,10 +199,10 @@ class RunWatch:
         result.stacks = self._cluster.stacks()
 
     def _late(self, seconds: float) -> str:
-        told = f"no end after {seconds:g} s"
-        if not self._cluster.first_use or any("step" in known for known in self._result.hosts.values()):
-            return told
-        return f"{told}, and no step. {self._cluster.first_use}: give the first run a longer --timeout, the next one finds them"
+        text = f"no end after {seconds:g} s"
+        if not self._cluster.first_use or any("step" in facts for facts in self._result.hosts.values()):
+            return text
+        return f"{text}, and no step. {self._cluster.first_use}: give the first run a longer --timeout, the next one finds them"
 
     def note_ends(self) -> None:
         """Note how each host ended; the first that raised, or left with an error, is the run's failure."""
@@ -211,10 +211,10 @@ class RunWatch:
             result.statuses[outcome.host], result.codes[outcome.host] = outcome.status, outcome.code
         ended = [outcome for outcome in self._cluster.outcomes if outcome.host not in self._reached]
         raised = [outcome for outcome in ended if outcome.status == "raised"]
-        left = [one for one in ended if one.status == "killed" or (one.status == "exited" and one.code != 0)]
+        left = [end for end in ended if end.status == "killed" or (end.status == "exited" and end.code != 0)]
         if raised:
-            result.raised = {one.host: one.error.traceback_text for one in raised if one.error}
-            self._raised(min(raised, key=lambda one: (follows_from_a_peer(one), one.host)))
+            result.raised = {outcome.host: outcome.error.traceback_text for outcome in raised if outcome.error}
+            self._raised(min(raised, key=lambda outcome: (follows_from_a_peer(outcome), outcome.host)))
         elif left and result.status == "ok":
             result.status, result.failure = "failed", self._how_it_left(left[0])
 

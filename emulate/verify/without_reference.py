@@ -45,10 +45,10 @@ def judge_ends(
     """
     judged = [_judge(run, reference, runner, allow) for run in runs]
     is_mixed = runner.sets_tf_config and not all(run.topology.has_several_hosts for run in runs)
-    about = _without_us(runner, reference)
-    if _OF_PRECISION in about:  # the option makes it fail, and tells nothing of the program
+    notes = _without_us(runner, reference)
+    if _OF_PRECISION in notes:  # the option makes it fail, and tells nothing of the program
         judged = [replace(run, verdict="unverified") if _fails_by_type(run) else run for run in judged]
-    return judged, about + [_WITH_TF_CONFIG] * is_mixed + _out_of_time(reference)
+    return judged, notes + [_WITH_TF_CONFIG] * is_mixed + _out_of_time(reference)
 
 
 def _judge(run: RunResult, reference: RunResult, runner: Runner, allow: Collection[str]) -> Run:

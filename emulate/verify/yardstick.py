@@ -71,7 +71,7 @@ class Variation:
     @property
     def as_it_normalizes(self) -> Variation:
         """Return the variation with the BatchNormalization of one device."""
-        return replace(self, switches=frozenset(one for one in self.switches if not shares_of([one])))
+        return replace(self, switches=frozenset(switch for switch in self.switches if not shares_of([switch])))
 
     def label(self, name: str) -> str:
         """Return the name of a run of this variation."""
@@ -84,12 +84,12 @@ class Variation:
             what = f"first of {self.replay.shares} shares" if self.replay.part else what
             what += " at tapes" if self.replay.taped else ""
             regrouped = " regrouped" if self.replay.regrouped else " backwards" if self.replay.backwards else ""
-            told = " numbered" if self.replay.numbered else ""
-            told += f" told {self.replay.told}" if self.replay.told > 1 else ""
+            count = " numbered" if self.replay.numbered else ""
+            count += f" told {self.replay.told}" if self.replay.told > 1 else ""
             batch = f" a batch of {self.replay.batch_of}" if self.replay.batch_of > 1 else ""
             batch += f" and {self.replay.workers} workers" if self.replay.workers > 1 else ""
             rate = f" {self.replay.rate:.4g} times the learning rate" if self.replay.rate != 1 else ""
-            parts.append(f"{what} of {self.replay.trace.name}{regrouped}{told}{batch}{rate}")
+            parts.append(f"{what} of {self.replay.trace.name}{regrouped}{count}{batch}{rate}")
         parts += [] if self.follow is None else [f"gradients of {self.follow.trace.name}"]
         return " ".join(parts)
 
@@ -251,8 +251,8 @@ class Yardsticks:
         Returns:
             Whether there is a reference now.
         """
-        made = self._derived(variation, or_run=False)
-        is_evaluated = made.reference.result().is_evaluated
+        yardstick = self._derived(variation, or_run=False)
+        is_evaluated = yardstick.reference.result().is_evaluated
         if not is_evaluated:
             del self._known[variation]  # who asks for it otherwise gets a run of the program
         return is_evaluated

@@ -54,7 +54,6 @@ def verdict_of(folder: Path, preload: Preload, *, rows: int = 240, loss: str = S
 def test_a_correct_program_whose_optimizer_makes_steps_of_rounding_is_equivalent(tmp_path: Path, preload: Preload) -> None:
     run = verdict_of(tmp_path, preload)
     assert (run.verdict, [cause.code for cause in run.causes]) == ("equivalent", [])
-    assert any("step by step, at the same weights, gradients and updates agree" in note for note in run.notes)
     assert not any("gpudist cannot see differences" in note for note in run.notes)
 
 
@@ -64,7 +63,6 @@ def test_a_last_batch_that_weighs_too_much_is_named_in_its_step(tmp_path: Path, 
     assert [cause.code for cause in run.causes] == ["uneven-batch"]
     assert run.first_divergence is not None
     assert run.first_divergence.step == 10
-    assert any("compared at the same weights" in note for note in run.notes)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_the_wheel_has_the_packages_their_types_and_the_entry_points_and_nothing
     assert {"emulate/py.typed", "gpudist_core/py.typed", "emulate/report/html/verdict.html.jinja"} <= set(names)
     apart = (about.partition("/")[0], "emulate/examples/")  # what stands in the latter: tests/emulate/cli/test_demo.py
     ours = [name for name in names if not name.startswith(apart)]
-    assert {Path(name).suffix for name in ours} <= {".py", ".typed", ".jinja", ".md"}
+    assert {Path(name).suffix for name in ours} <= {".py", ".typed", ".jinja", ".md", ".toml", ".csv"}
     assert {
         str(path.relative_to(ROOT)) for package in ("emulate", "gpudist_core") for path in (ROOT / package).rglob("*.py")
     } <= {*names}

@@ -102,7 +102,7 @@ class _Evaluation:
     @cached_property
     def _first(self) -> dict[str, Variable]:
         initial = {} if self._plan.initial is None else Trace(self._plan.initial).variables("initial")
-        return {name: value for found in reversed(initial.values()) for name, value in found.items() if value.array is not None}
+        return {name: v for values in reversed(initial.values()) for name, v in values.items() if v.array is not None}
 
     def _take(self, function: StepFunction, values: Mapping[str, Variable]) -> None:
         """Go to another run's values of the weights, as far as it kept them whole."""
@@ -117,7 +117,7 @@ class _Evaluation:
 
     def _batches(self) -> Iterator[tuple[StepFunction, list[dict[Key, Array]]]]:
         """Yield the function of each step with its rows: all at once, or one share after the other."""
-        made = 0
+        num_steps = 0
         for number, step in _calls(self._source):
             if isinstance(step, _Change):
                 self._assign(number, step.value)
@@ -125,10 +125,10 @@ class _Evaluation:
             function = self._function(number)
             self._begin(function)
             own = _rows(function, step)
-            shares = [own] if self._rows is None else self._rows.batches(made, own)
+            shares = [own] if self._rows is None else self._rows.batches(num_steps, own)
             if not shares:
                 return
-            made += 1
+            num_steps += 1
             if not all(function.fits(share) for share in shares):
                 raise NotReproduced("The function of a step takes batches of one size alone.")
             yield function, [self._permuted(share, step) for share in shares]
@@ -137,11 +137,11 @@ class _Evaluation:
         """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole."""
         if self._leader is None:
             return
-        made = self._made[optimizer]
+        index = self._made[optimizer]
         self._made[optimizer] += 1
-        for step in self._leader.steps(optimizer)[made : made + 1]:
-            kept = [(name, value) for one in step.values() for name, value in one.weights.items()]
-            self._take(function, {name: value for name, value in reversed(kept) if value.array is not None})
+        for step in self._leader.steps(optimizer)[index : index + 1]:
+            weights = [(name, value) for local in step.values() for name, value in local.weights.items()]
+            self._take(function, {name: value for name, value in reversed(weights) if value.array is not None})
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:
@@ -153,17 +153,17 @@ class _Evaluation:
         recorded: list[Values] = []
         given: list[Values] = []
         rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
-        for place, one in enumerate(function.records):
-            with self._off_by_units(function, one):
+        for place, record in enumerate(function.records):
+            with self._off_by_units(function, record):
                 own = self._joined(function.gradients(place, shares, given, rows))
-            changed = self._changed(one, own)
+            changed = self._changed(record, own)
             recorded.append(changed[0])
             given.append(changed[1])
-        made = function.update(shares, given, rows)
-        after = [self._joined([one[place] for one in made]) for place in range(len(function.records))]
-        for one, before, updated in zip(function.records, recorded, after, strict=True):
-            values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **updated}
-            yield Record(one.kind, one.about, [(key, np.asarray(values[key])) for key in one.tensors])
+        results = function.update(shares, given, rows)
+        after = [self._joined([of_share[place] for of_share in results]) for place in range(len(function.records))]
+        for record, before, updated in zip(function.records, recorded, after, strict=True):
+            values = {**{key: rows[key] for key in record.tensors if key[0] == "input"}, **before, **updated}
+            yield Record(record.kind, record.about, [(key, np.asarray(values[key])) for key in record.tensors])
 
     @contextlib.contextmanager
     def _off_by_units(self, function: StepFunction, record: Fetched) -> Iterator[None]:
@@ -183,17 +183,17 @@ class _Evaluation:
         finally:
             self._state.assign(before)
 
-    def _joined(self, found: list[Values]) -> Values:
+    def _joined(self, of_shares: list[Values]) -> Values:
         """Return what shares give together: the mean or the sum of gradients and results, the sum of their objectives."""
         import tensorflow as tf
 
-        if len(found) == 1:
-            return found[0]
+        if len(of_shares) == 1:
+            return of_shares[0]
         assert self._plan.replay is not None
-        number = 1 if self._plan.replay.summed else len(found)
-        joined = dict(found[-1])
-        for key in found[0]:
-            values = [one[key] for one in found]
+        number = 1 if self._plan.replay.summed else len(of_shares)
+        joined = dict(of_shares[-1])
+        for key in of_shares[0]:
+            values = [of_share[key] for of_share in of_shares]
             if key[0] in ("gradient", "taped", "result"):
                 joined[key] = tf.add_n(values) / number
             elif key[0] == "sparse-gradient":
@@ -225,24 +225,24 @@ class _Evaluation:
         facts = [event for _, event in self._source.of("program")][-1:]
         for event in facts:
             writer.write(event | {"follows": self._plan.follow is not None, "replayed": self._plan.replay is not None})
-        for place, found in self._source.variables("initial").items():
+        for place, initial in self._source.variables("initial").items():
             variables = {
-                name: {"digest": one.digest, "trainable": one.trainable, "array": writer.array(one.array.read())}
-                for name, one in found.items()
-                if one.array is not None and one.array.is_complete
+                name: {"digest": variable.digest, "trainable": variable.trainable, "array": writer.array(variable.array.read())}
+                for name, variable in initial.items()
+                if variable.array is not None and variable.array.is_complete
             }
             writer.write({"event": "initial", "replica": place[1], "variables": variables})
 
     def _check(self, function: StepFunction, rows: Mapping[Key, Array], step: Step) -> None:
         """Compare the first step's gradients with the recorded ones."""
-        place = next(place for place, one in enumerate(function.records) if one.about.get("optimizer") == step.optimizer)
+        place = next(place for place, record in enumerate(function.records) if record.about.get("optimizer") == step.optimizer)
         (before,) = function.gradients(place, [rows], [], rows)
-        found = {key[1]: np.asarray(value) for key, value in before.items() if key[0] == "gradient"}
+        gradients = {key[1]: np.asarray(value) for key, value in before.items() if key[0] == "gradient"}
         off = size = 0.0
         for name, stored in step.gradients.items():
-            if name in found and stored.is_complete and stored.rows is None:
+            if name in gradients and stored.is_complete and stored.rows is None:
                 recorded = stored.read().astype(np.float64)
-                off += float(np.sum((recorded - found[name].astype(np.float64)) ** 2))
+                off += float(np.sum((recorded - gradients[name].astype(np.float64)) ** 2))
                 size += float(np.sum(recorded**2))
         if not off <= _SAME**2 * size:
             raise NotReproduced(
@@ -250,15 +250,15 @@ class _Evaluation:
             )
 
 
-def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
+def _write_reports(source: Trace, writer: TraceWriter, result: Trace) -> None:
     """Write the numbers that the program would report, as far as they are what its steps return.
 
     Args:
         source: The run whose program has reported numbers.
         writer: Of the evaluated run.
-        made: The evaluated run's trace, with what its steps return.
+        result: The evaluated run's trace, with what its steps return.
     """
-    own, evaluated = ([event["values"] for _, event in one.of("result")] for one in (source, made))
+    own, evaluated = ([event["values"] for _, event in trace.of("result")] for trace in (source, result))
     returned = -1
     by_name: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
     for _, event in source.events:
@@ -266,9 +266,9 @@ def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
         if event["event"] == "report":
             by_name.setdefault((event["kind"], event["name"]), []).append((returned, event))
     for events in by_name.values():
-        known = [(own[call] if call >= 0 else (), event["value"]) for call, event in events]
-        places = range(min(len(values) for values, _ in known))
-        place = next((i for i in places if all(values[i] == value for values, value in known)), None)
+        pairs = [(own[call] if call >= 0 else (), event["value"]) for call, event in events]
+        places = range(min(len(values) for values, _ in pairs))
+        place = next((i for i in places if all(values[i] == value for values, value in pairs)), None)
         for call, event in events if place is not None else ():
             value = evaluated[call][place] if call < len(evaluated) else None
             if value is not None:
@@ -308,7 +308,7 @@ class _Change:
 
 def _calls(trace: Trace) -> Iterator[tuple[int, Step | _Change]]:
     """Yield, in order, each function with the step that holds its rows, and each variable with what was made of it."""
-    steps = {name: [next(iter(one.values())) for one in trace.steps(name)] for name in trace.optimizers}
+    steps = {name: [next(iter(replicas.values())) for replicas in trace.steps(name)] for name in trace.optimizers}
     last: int | None = None
     for host, event in trace.events:
         if event["event"] == "set":
@@ -322,7 +322,7 @@ def _calls(trace: Trace) -> Iterator[tuple[int, Step | _Change]]:
 
 def _rows(function: StepFunction, step: Step) -> dict[Key, Array]:
     """Return the inputs of a step by their key, in the order of its arguments."""
-    keys = next(one.inputs for one in function.records if one.inputs)
+    keys = next(record.inputs for record in function.records if record.inputs)
     return {key: _read(array) for key, array in zip(keys, step.inputs, strict=True)}
 
 

@@ -34,15 +34,15 @@ def state_of(functions: Path) -> Path:
 
 def described(trace: Path, number: int) -> dict[str, Any]:
     """Return what `function.json` says."""
-    found: dict[str, Any] = json.loads((folder_of(trace) / str(number) / "function.json").read_text(encoding="utf-8"))
-    return found
+    description: dict[str, Any] = json.loads((folder_of(trace) / str(number) / "function.json").read_text(encoding="utf-8"))
+    return description
 
 
 def fixed_batches(trace: Trace) -> set[int]:
     """Return the sizes of the batches for which the functions of a trace were made; nothing where they take any."""
     numbers = {event["function"] for _, event in trace.of("step")}
-    records = [one for number in numbers for one in described(trace.directory, number)["records"]]
-    inputs = (shape for one in records for key, _, _, shape in one["tensors"] if key[0] == "input")
+    records = [record for number in numbers for record in described(trace.directory, number)["records"]]
+    inputs = (shape for record in records for key, _, _, shape in record["tensors"] if key[0] == "input")
     return {shape[0] for shape in inputs if shape and shape[0] is not None}
 
 
@@ -54,22 +54,22 @@ def counts_the_batch(trace: Trace) -> bool:
 
 def is_eager(trace: Trace) -> bool:
     """Return whether the program makes its steps in eager code."""
-    made = trace.of("step")
-    return trace.num_hosts == 1 and bool(made) and not any("function" in event for _, event in made)
+    events = trace.of("step")
+    return trace.num_hosts == 1 and bool(events) and not any("function" in event for _, event in events)
 
 
 def refusal(trace: Trace) -> str | None:
     """Return why the steps of a trace cannot be evaluated by functions; None where they can."""
-    made = trace.of("step")
-    numbers = {event["function"] for _, event in made if "function" in event}
-    if trace.num_hosts != 1 or not made or any("function" not in event for _, event in made):
+    events = trace.of("step")
+    numbers = {event["function"] for _, event in events if "function" in event}
+    if trace.num_hosts != 1 or not events or any("function" not in event for _, event in events):
         return _NOT_IN_A_GRAPH
     functions = [described(trace.directory, number) for number in sorted(numbers)]
-    if (why := next((one["refusal"] for one in functions if "refusal" in one), None)) is not None:
+    if (why := next((function["refusal"] for function in functions if "refusal" in function), None)) is not None:
         return str(why)
-    read = {number for one in functions for _, number in one["captures"]}
+    read = {number for function in functions for _, number in function["captures"]}
     if any(event["variable"] in read for _, event in trace.of("changed-in-a-graph")):
         return _CHANGED_ELSEWHERE
     steps = [step for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values()]
-    kept = all(array is not None and array.is_complete for step in steps for array in step.inputs)
-    return None if kept else _ROWS_LEFT_OUT
+    are_whole = all(array is not None and array.is_complete for step in steps for array in step.inputs)
+    return None if are_whole else _ROWS_LEFT_OUT

@@ -78,7 +78,7 @@ class Functions:
         if not self._enabled or tf.executing_eagerly():
             return {}
         graph = tf.compat.v1.get_default_graph()
-        number = next((n for n, one in enumerate(self._kept) if one.graph is graph), len(self._kept))
+        number = next((n for n, kept in enumerate(self._kept) if kept.graph is graph), len(self._kept))
         if number == len(self._kept):
             self._kept.append(_Kept(graph))
         about = about | {"function": number}
@@ -120,11 +120,11 @@ class Functions:
         import tensorflow as tf
 
         before = tf.nest.flatten(value)
-        if not self._enabled or tf.executing_eagerly() or not all(isinstance(one, tf.Tensor) for one in before):
+        if not self._enabled or tf.executing_eagerly() or not all(isinstance(tensor, tf.Tensor) for tensor in before):
             return all_reduce(reduce_op, value, *args, **kwargs)
-        before = [tf.identity(one) for one in before]
+        before = [tf.identity(tensor) for tensor in before]
         result = all_reduce(reduce_op, tf.nest.pack_sequence_as(value, before), *args, **kwargs)
-        after = [tf.identity(one) for one in tf.nest.flatten(result)]
+        after = [tf.identity(tensor) for tensor in tf.nest.flatten(result)]
         self._reductions.append((tf.compat.v1.get_default_graph(), averages(reduce_op), before, after))
         return tf.nest.pack_sequence_as(result, after)
 
@@ -150,15 +150,15 @@ class Functions:
                 value = upstream.value_of(handle)
                 if value is not None:
                     state_of(self._folder).mkdir(parents=True, exist_ok=True)
-                    kept = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
-                    np.save(state_of(self._folder) / f"{number}.{value.dtype.name}.npy", kept.numpy(), allow_pickle=False)
+                    saved = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
+                    np.save(state_of(self._folder) / f"{number}.{value.dtype.name}.npy", saved.numpy(), allow_pickle=False)
                     self._valued.add(number)
                     del self._unborn[number]
 
     def variable(self, variable: Any) -> int | None:
         """Return the number of a variable that a function captures; None of others."""
-        found = self._handles.get(id(upstream.handle_of(variable)))
-        return None if found is None else found[0]
+        entry = self._handles.get(id(upstream.handle_of(variable)))
+        return None if entry is None else entry[0]
 
     def changes(self, variable: Any) -> None:
         """Note that the graph of the moment assigns a variable outside of a replica's step."""
@@ -182,7 +182,7 @@ class Functions:
     def changed_elsewhere(self) -> list[int]:
         """Return the variables of the functions that other functions of the program assign."""
         own = [kept.graph for kept in self._kept]
-        changed = [handle for graph, handle in self._changes if not any(graph is one for one in own)]
+        changed = [handle for graph, handle in self._changes if not any(graph is mine for mine in own)]
         return sorted({self._handles[id(handle)][0] for handle in changed if id(handle) in self._handles})
 
     def write(self, number: int) -> None:
@@ -215,7 +215,7 @@ class Functions:
             raise _Refused("its step gets no examples, or sparse or ragged ones")
         fetched = [tensor.op for *_, tensors in kept.sites for tensor in tensors if tensor.name not in rows]
         names = _with_updates(graph, fetched, rows)
-        batch = {given.name: key for name, key in rows.items() if (given := _given(graph, name)) is not None}
+        batch = {source.name: key for name, key in rows.items() if (source := _given(graph, name)) is not None}
         whole = {name: key for name, key in batch.items() if name.rpartition(":")[0] in names}
         captures, constants = self._captures(graph, names, {*rows, *whole})
         graph_def = graph.as_graph_def()
@@ -225,29 +225,29 @@ class Functions:
         (folder / "graph.pb").write_bytes(graph_def.SerializeToString())
         np.savez(folder / "constants.npz", **constants)
         records = [
-            {"kind": kind, "about": about, "tensors": [[key, *_told(one)] for key, one in zip(keys, tensors, strict=True)]}
+            {"kind": kind, "about": about, "tensors": [[key, *_told(t)] for key, t in zip(keys, tensors, strict=True)]}
             for kind, about, keys, tensors in kept.sites
         ]
         inner = {name.rpartition(":")[0]: number for name, number in captures if number is not None}
         updates = [op.name for op in graph.get_operations() if op.name in names and _changed_by(op) & inner.keys()]
-        known = [[key, name, *_told(graph.get_tensor_by_name(name))[1:]] for name, key in whole.items()]
+        entries = [[key, name, *_told(graph.get_tensor_by_name(name))[1:]] for name, key in whole.items()]
         reductions = [
-            {"averages": mean, "tensors": [[one.name, *_told(other)] for one, other in zip(before, after, strict=True)]}
+            {"averages": mean, "tensors": [[summand.name, *_told(total)] for summand, total in zip(before, after, strict=True)]}
             for where, mean, before, after in self._reductions
             if where is graph and all(tensor.op.name in names for tensor in after)
         ]
-        return {"records": records, "captures": captures, "updates": updates, "whole": known, "reductions": reductions}
+        return {"records": records, "captures": captures, "updates": updates, "whole": entries, "reductions": reductions}
 
     def _captures(self, graph: Any, names: set[str], rows: set[str]) -> tuple[list[Any], dict[str, Any]]:
         import tensorflow as tf
 
         captures: list[Any] = []
         constants: dict[str, Any] = {}
-        known = {inner.op.name: upstream.eager_origin(outer, graph) for outer, inner in graph.captures}
+        origins = {inner.op.name: upstream.eager_origin(outer, graph) for outer, inner in graph.captures}
         for operation in graph.get_operations():
             if operation.type != "Placeholder" or operation.name not in names or f"{operation.name}:0" in rows:
                 continue
-            outer = known.get(operation.name)
+            outer = origins.get(operation.name)
             if outer is None:
                 raise _Refused(f"its step depends on {operation.name}, which is neither an example nor a variable")
             if outer.dtype == tf.resource:
@@ -271,19 +271,19 @@ def _told(tensor: Any) -> tuple[str, str, list[int | None] | None]:
 def _given(graph: Any, name: str) -> Any:
     """Return the tensor of the batch that a step's input was made of; None where that is no input of its function."""
     operation = graph.get_tensor_by_name(name).op
-    given = operation.inputs[0] if operation.type == "Identity" else None
-    return given if given is not None and given.op.type == "Placeholder" else None
+    source = operation.inputs[0] if operation.type == "Identity" else None
+    return source if source is not None and source.op.type == "Placeholder" else None
 
 
 def _with_updates(graph: Any, operations: list[Any], rows: dict[str, Any]) -> set[str]:
     """Return the names of operations, of what they are computed from, and of all that assigns a variable read by these."""
-    found = _ancestors(operations, rows)
+    names = _ancestors(operations, rows)
     while True:
-        resources = {op.name for op in graph.get_operations() if op.type == "Placeholder" and op.name in found}
-        updates = [op for op in graph.get_operations() if op.name not in found and _changed_by(op) & resources]
+        resources = {op.name for op in graph.get_operations() if op.type == "Placeholder" and op.name in names}
+        updates = [op for op in graph.get_operations() if op.name not in names and _changed_by(op) & resources]
         if not updates:
-            return found
-        found |= _ancestors(updates, rows)
+            return names
+        names |= _ancestors(updates, rows)
 
 
 def _changed_by(operation: Any) -> set[str]:
@@ -292,24 +292,24 @@ def _changed_by(operation: Any) -> set[str]:
 
     if operation.type in READS:
         return set()
-    found = [tensor.op.name for tensor in operation.inputs if tensor.dtype == tf.resource]
+    resources = [tensor.op.name for tensor in operation.inputs if tensor.dtype == tf.resource]
     only_read: list[int] = []
-    if found and "_read_only_resource_inputs" in operation.node_def.attr:
+    if resources and "_read_only_resource_inputs" in operation.node_def.attr:
         only_read = list(operation.get_attr("_read_only_resource_inputs"))
-    return {tensor.op.name for place, tensor in enumerate(operation.inputs) if place not in only_read} & set(found)
+    return {tensor.op.name for place, tensor in enumerate(operation.inputs) if place not in only_read} & set(resources)
 
 
 def _ancestors(operations: list[Any], rows: dict[str, Any]) -> set[str]:
     """Return the names of operations and of those that they are computed from, up to the rows."""
     todo = list(operations)
-    found: set[str] = set()
+    names: set[str] = set()
     while todo:
         operation = todo.pop()
-        if operation.name in found:
+        if operation.name in names:
             continue
         if operation.type in _FORBIDDEN:
             raise _Refused(f"its step computes with {operation.type}, whose result depends on more than rows and variables")
-        found.add(operation.name)
+        names.add(operation.name)
         todo += [tensor.op for tensor in operation.inputs if tensor.name not in rows]
         todo += operation.control_inputs
-    return found
+    return names

@@ -81,8 +81,8 @@ class LiveBytes:
 
     def total(self, kind: str) -> Size:
         """Return the bytes of all outputs of one type of operation, but for handles of variables."""
-        found = (one for op in self._operations if op.type == kind for one in op.outputs if one.dtype.name != "resource")
-        return sum((self._sizes[tensor.ref()] for tensor in found), np.zeros(3))
+        outputs = (t for op in self._operations if op.type == kind for t in op.outputs if t.dtype.name != "resource")
+        return sum((self._sizes[tensor.ref()] for tensor in outputs), np.zeros(3))
 
     def moments(self, *, reduced: bool) -> NDArray[np.float64]:
         """Return the live bytes while each operation runs.
@@ -96,7 +96,7 @@ class LiveBytes:
         order = _Order(self._operations, self._gradients if reduced else set())
         buffers: dict[Any, _Buffer] = {}
         of_variables: dict[Any, _Buffer] = {}
-        live, found = np.zeros(3), []
+        live, moments = np.zeros(3), []
         for op in order:
             inputs = [buffers[_origin(tensor)] for tensor in op.inputs]
             if op.type.startswith("Assign"):
@@ -111,12 +111,12 @@ class LiveBytes:
                 buffer.users += order.uses[tensor.ref()] + 1  # until the operation has ended
                 buffers[tensor.ref()] = buffer
                 outputs.append(buffer)
-            found.append(live)
+            moments.append(live)
             for buffer in (*inputs, *outputs):
                 buffer.users -= 1
                 if buffer.users == 0 and buffer.counts:
                     live = live - buffer.size
-        return np.array(found)
+        return np.array(moments)
 
     def _buffer(self, op: Any, place: int, tensor: Any, inputs: list[_Buffer], of_variables: dict[Any, _Buffer]) -> _Buffer:
         """Return the buffer of an output: an input's own, one that an input needs no more, or a new one."""
@@ -126,8 +126,8 @@ class LiveBytes:
         if op.type in self._same_buffer:
             return inputs[place]
         if op.type in self._in_place:
-            for given, buffer in zip(op.inputs, inputs, strict=True):
-                fits = given.dtype == tensor.dtype and given.shape.is_fully_defined() and given.shape == tensor.shape
+            for operand, buffer in zip(op.inputs, inputs, strict=True):
+                fits = operand.dtype == tensor.dtype and operand.shape.is_fully_defined() and operand.shape == tensor.shape
                 if fits and buffer.counts and buffer.users == 1:
                     return buffer
         return _Buffer(size, counts=op.type not in ("Const", "Placeholder"))
@@ -154,7 +154,7 @@ class _Order:
         for op in operations:
             needs = [_origin(tensor) for tensor in op.inputs]
             self.uses.update(needs)
-            makers = [tensor.deref().op for tensor in needs] + [one for one in op.control_inputs if one.type != "IdentityN"]
+            makers = [tensor.deref().op for tensor in needs] + [dep for dep in op.control_inputs if dep.type != "IdentityN"]
             if op.name not in before_gradients and not gradients.isdisjoint(needs):
                 makers += [tensor.deref().op for tensor in gradients]
             self._waits[op.name] = len(makers)
@@ -192,13 +192,13 @@ def _origin(tensor: Any) -> Any:
 
 def _ancestors(operations: Iterable[Any]) -> set[str]:
     """Return the names of operations and of all that they need."""
-    todo, found = list(operations), set[str]()
+    todo, names = list(operations), set[str]()
     while todo:
         op = todo.pop()
-        if op.name not in found:
-            found.add(op.name)
+        if op.name not in names:
+            names.add(op.name)
             todo += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return found
+    return names
 
 
 def _num_bytes(tensor: Any) -> float | None:
@@ -225,7 +225,7 @@ def highest(moments: NDArray[np.float64]) -> list[list[float]]:
 def _hull(lines: Mapping[tuple[float, float], tuple[float, float, float]]) -> list[tuple[float, float, float]]:
     """Return what belongs to those of the lines `fixed + batch * each` that are the highest for some batch >= 0."""
     hull: list[tuple[float, float]] = []
-    for line in sorted(lines, key=lambda one: (one[1], one[0])):
+    for line in sorted(lines, key=lambda pair: (pair[1], pair[0])):
         while hull and (line[0] >= hull[-1][0] or (len(hull) > 1 and _is_below(hull[-2], hull[-1], line))):
             hull.pop()
         hull.append(line)

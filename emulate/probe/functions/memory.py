@@ -28,18 +28,18 @@ def step_memory(steps: Sequence[Step], others: Sequence[Step], state: State) -> 
         `scales`: whether other batches are known; `uncounted`: types of operations with tensors of unknown size.
     """
     replays = [_replay(step, others[place] if others else None) for place, step in enumerate(steps)]
-    sizes = {number: float(np.prod(one.shape)) * one.dtype.size for number, one in state.variables.items()}
+    sizes = {number: float(np.prod(variable.shape)) * variable.dtype.size for number, variable in state.variables.items()}
     weights = {number for function, _ in steps for number in function.variables.values()}
-    peaks, reduced = (np.concatenate([one.moments(reduced=several) for one in replays]) for several in (False, True))
+    peaks, reduced = (np.concatenate([replay.moments(reduced=several) for replay in replays]) for several in (False, True))
     return {
         "weights": sum(size for number, size in sizes.items() if number in weights),
         "other_variables": sum(size for number, size in sizes.items() if number not in weights),
-        "static": sum(float(one.total("Const")[0]) for one in replays),
-        "inputs": [sum(float(one.total("Placeholder")[part]) for one in replays) for part in (0, 1)],
+        "static": sum(float(replay.total("Const")[0]) for replay in replays),
+        "inputs": [sum(float(replay.total("Placeholder")[part]) for replay in replays) for part in (0, 1)],
         "peaks": highest(peaks),
         "reduced_peaks": highest(reduced),
-        "scales": all(one.scales for one in replays),
-        "uncounted": sorted({kind for one in replays for kind in one.uncounted}),
+        "scales": all(replay.scales for replay in replays),
+        "uncounted": sorted({kind for replay in replays for kind in replay.uncounted}),
     }
 
 

@@ -32,8 +32,8 @@ def count_operations(source: Path, half: Path | None = None) -> dict[str, Any]:
     steps = _steps(source, state)
     for function, shapes in steps:
         graph = function.graph(shapes)
-        found, missing = _of_graph(graph)
-        flops += found
+        counted, missing = _of_graph(graph)
+        flops += counted
         uncounted |= missing
         kernels += sum(len(operation.inputs) > 0 for operation in graph.get_operations())
     memory = step_memory(steps, _with_another_batch(source, half, steps), state)
@@ -51,8 +51,8 @@ def _steps(source: Path, state: State) -> list[Step]:
 
 def _with_another_batch(source: Path, half: Path | None, steps: Sequence[Step]) -> list[Step]:
     if half is not None:
-        found = _steps(half, State(half))
-        return found if len(found) == len(steps) else []
+        others = _steps(half, State(half))
+        return others if len(others) == len(steps) else []
     if fixed_batches(Trace(source)):
         return []
     return [(function, [[2 * shape[0], *shape[1:]] for shape in shapes]) for function, shapes in steps]

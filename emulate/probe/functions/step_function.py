@@ -119,24 +119,24 @@ class StepFunction:
 
         about = described(trace, number)
         folder = folder_of(trace) / str(number)
-        told = [[(tuple(key), *rest) for key, *rest in one["tensors"]] for one in about["records"]]
+        by_record = [[(tuple(key), *rest) for key, *rest in record["tensors"]] for record in about["records"]]
         self.records = [
-            Fetched(one["kind"], one["about"], {key: name for key, name, *_ in tensors})
-            for one, tensors in zip(about["records"], told, strict=True)
+            Fetched(record["kind"], record["about"], {key: name for key, name, *_ in tensors})
+            for record, tensors in zip(about["records"], by_record, strict=True)
         ]
         whole = [(tuple(key), *rest) for key, *rest in about["whole"]]
-        self._specs = {name: (dtype, _of_any_rows(key, shape)) for tensors in told for key, name, dtype, shape in tensors}
+        self._specs = {name: (dtype, _of_any_rows(key, shape)) for tensors in by_record for key, name, dtype, shape in tensors}
         self._specs |= {name: (dtype, shape and [None, *shape[1:]]) for _, name, dtype, shape in whole}
         self._whole = {name: key for key, name, *_ in whole}
-        self._reductions = [_Reduction(one["averages"], [pair[:2] for pair in one["tensors"]]) for one in about["reductions"]]
-        self._specs |= {name: (dtype, shape) for one in about["reductions"] for _, name, dtype, shape in one["tensors"]}
-        self._rows = {key: name for one in self.records for key, name in one.tensors.items() if key[0] == "input"}
+        self._reductions = [_Reduction(r["averages"], [pair[:2] for pair in r["tensors"]]) for r in about["reductions"]]
+        self._specs |= {name: (dtype, shape) for r in about["reductions"] for _, name, dtype, shape in r["tensors"]}
+        self._rows = {key: name for record in self.records for key, name in record.tensors.items() if key[0] == "input"}
         self._captures, self._updates = about["captures"], about["updates"]
         self._state = state
         self._before: dict[tuple[int, tuple[str, ...]], _Part] = {}
         self._summands: dict[int, _Part] = {}
         self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
-        for node in [*self._graph.node, *(node for one in self._graph.library.function for node in one.node_def)]:
+        for node in [*self._graph.node, *(node for function in self._graph.library.function for node in function.node_def)]:
             node.device = ""  # they name the job of a cluster that is not there
             node.attr.pop("_class", None)  # to be placed with operations that may have been left out
         upstream.register_functions(self._graph)
@@ -160,7 +160,7 @@ class StepFunction:
         Returns:
             A graph in which TensorFlow knows the shapes, as far as it can.
         """
-        keys = next(one.inputs for one in self.records if one.inputs)
+        keys = next(record.inputs for record in self.records if record.inputs)
         fixed = {self._rows[key]: shape for key, shape in zip(keys, shapes, strict=True)}
         self._specs |= {name: (self._specs[name][0], list(shape)) for name, shape in fixed.items()}
         part = self._part((), (), updates=self._updates) if is_whole else self._part(OF_THE_FORWARD_PASS, ())
@@ -188,16 +188,16 @@ class StepFunction:
         """
         if not self.records[number].is_of_forward_pass:
             return [{} for _ in shares]
-        known = self._named(given)
+        named = self._named(given)
         are_reduced = len(shares) > 1 and len(self._reductions) <= _MOST_REDUCED
         for place, reduction in enumerate(self._reductions if are_reduced else ()):
             part = self._before_a_reduction(place)
-            parts = [self._call(part, rows, whole, known, pure=True)[0].values() for rows in shares]
+            parts = [self._call(part, rows, whole, named, pure=True)[0].values() for rows in shares]
             for (_, after), values in zip(reduction.tensors, zip(*parts, strict=True), strict=True):
                 total = sum(values[1:], values[0])
-                known[after] = total / len(shares) if reduction.averages else total
-        part = self._before_the_update(number, tuple(known))
-        return [self._call(part, rows, whole, known, pure=True)[number] for rows in shares]
+                named[after] = total / len(shares) if reduction.averages else total
+        part = self._before_the_update(number, tuple(named))
+        return [self._call(part, rows, whole, named, pure=True)[number] for rows in shares]
 
     def update(
         self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
@@ -215,30 +215,30 @@ class StepFunction:
         """
         part = self._after_the_update
         before = self._state.read(part.assigns if len(shares) > 1 else ())
-        made, after = [], []
+        results, after = [], []
         for rows in shares:
             self._state.assign(before)
-            made.append(self._call(part, rows, whole, self._named(given)))
+            results.append(self._call(part, rows, whole, self._named(given)))
             after.append(self._state.read(before))
-        self._state.assign({number: _together([one[number] for one in after]) for number in before})
-        return made
+        self._state.assign({number: _together([of_share[number] for of_share in after]) for number in before})
+        return results
 
     @cached_property
     def variables(self) -> dict[Key, int]:
         """Return, by key, the number of each variable whose value after the step is recorded."""
         nodes, numbers = {node.name: node for node in self._graph.node}, dict(self._captures)
-        found: dict[Key, int] = {}
-        for key, name in (pair for one in self.records for pair in one.tensors.items() if pair[0][0] == "weight"):
+        variables: dict[Key, int] = {}
+        for key, name in (pair for record in self.records for pair in record.tensors.items() if pair[0][0] == "weight"):
             node = nodes.get(name.rpartition(":")[0])
             while node is not None and node.op == "Identity":
                 node = nodes.get(node.input[0].partition(":")[0])
             number = numbers.get(_tensor(node.input[0])) if node is not None and node.op == "ReadVariableOp" else None
-            found |= {} if number is None else {key: number}
-        return found
+            variables |= {} if number is None else {key: number}
+        return variables
 
     def _named(self, given: Sequence[Values]) -> dict[str, Any]:
         pairs = zip(self.records, given, strict=False)
-        return {one.tensors[key]: value for one, values in pairs for key, value in values.items() if key[0] in GIVEN}
+        return {record.tensors[key]: value for record, values in pairs for key, value in values.items() if key[0] in GIVEN}
 
     def _call(
         self,
@@ -253,10 +253,10 @@ class StepFunction:
         values |= {name: whole[key] for name, key in self._whole.items()}
         before = self._state.read(part.assigns if pure else ())
         try:
-            found = iter(part.function(*(self._tensor(name, values[name]) for name in part.inputs)))
+            results = iter(part.function(*(self._tensor(name, values[name]) for name in part.inputs)))
         finally:
             self._state.assign(before)
-        return [{key: next(found) for key in of_record} for of_record in part.keys]
+        return [{key: next(results) for key in of_record} for of_record in part.keys]
 
     def _tensor(self, name: str, value: Any) -> Any:
         import tensorflow as tf
@@ -264,7 +264,7 @@ class StepFunction:
         return tf.cast(value, self._specs[name][0]) if self._specs[name][0] != "string" else tf.constant(value)
 
     def _given_names(self, records: Sequence[Fetched]) -> list[str]:
-        return list(dict.fromkeys(name for one in records for key, name in one.tensors.items() if key[0] in GIVEN))
+        return list(dict.fromkeys(name for record in records for key, name in record.tensors.items() if key[0] in GIVEN))
 
     def _before_the_update(self, number: int, given: tuple[str, ...]) -> _Part:
         if (number, given) not in self._before:
@@ -275,7 +275,7 @@ class StepFunction:
         """Return a function that makes what the step sums over the replicas, given what it has summed before."""
         if place not in self._summands:
             fetched = [before for before, _ in self._reductions[place].tensors]
-            given = [after for one in self._reductions[:place] for _, after in one.tensors]
+            given = [after for reduction in self._reductions[:place] for _, after in reduction.tensors]
             self._summands[place] = self._fetching(fetched, given, [[("summand", i) for i in range(len(fetched))]])
         return self._summands[place]
 
@@ -298,9 +298,10 @@ class StepFunction:
             The function.
         """
         keys = [
-            [key for key in one.tensors if key[0] in kinds and only in (None, place)] for place, one in enumerate(self.records)
+            [key for key in record.tensors if key[0] in kinds and only in (None, place)]
+            for place, record in enumerate(self.records)
         ]
-        fetched = [one.tensors[key] for one, found in zip(self.records, keys, strict=True) for key in found]
+        fetched = [record.tensors[key] for record, of_record in zip(self.records, keys, strict=True) for key in of_record]
         return self._fetching(fetched, given, keys, updates)
 
     def _fetching(
@@ -319,9 +320,9 @@ class StepFunction:
             at_hand = dict(zip(inputs, values, strict=True))
             mapped = {name: value for name, value in (self._captured(used) | at_hand).items() if name in used}
             others = [name for name in dict.fromkeys(fetched) if name not in at_hand]
-            made = tf.graph_util.import_graph_def(graph_def, mapped, return_elements=others, name="") if graph_def.node else []
-            found = at_hand | dict(zip(others, made, strict=True))
-            return [found[name] for name in fetched]
+            rest = tf.graph_util.import_graph_def(graph_def, mapped, return_elements=others, name="") if graph_def.node else []
+            results = at_hand | dict(zip(others, rest, strict=True))
+            return [results[name] for name in fetched]
 
         return _Part(part, inputs, keys, self._assigns(graph_def))
 
@@ -346,7 +347,7 @@ def _together(values: Sequence[Any]) -> Any:
     """Return the mean of values that differ; of whole numbers the first."""
     import tensorflow as tf
 
-    are_equal = all(np.array_equal(values[0], one) for one in values[1:])
+    are_equal = all(np.array_equal(values[0], value) for value in values[1:])
     return values[0] if are_equal or not values[0].dtype.is_floating else tf.add_n(list(values)) / len(values)
 
 
@@ -379,8 +380,8 @@ def _cut(graph_def: Any, names: Sequence[str], given: set[str]) -> Any:
                 todo.append(entry[1:])
             elif _tensor(entry) not in given:
                 todo.append(entry.partition(":")[0])
-    found = type(graph_def)()
-    found.CopyFrom(graph_def)
-    del found.node[:]
-    found.node.extend(node for node in graph_def.node if node.name in kept and node.op != "Placeholder")
-    return found
+    cut = type(graph_def)()
+    cut.CopyFrom(graph_def)
+    del cut.node[:]
+    cut.node.extend(node for node in graph_def.node if node.name in kept and node.op != "Placeholder")
+    return cut

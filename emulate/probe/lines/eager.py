@@ -66,10 +66,10 @@ class Operations:
     def value(self, tensor: Any) -> Value:
         """Return a tensor's description; of one that nothing here has made, a new one."""
         number = upstream.tensor_number(tensor)
-        known = self._values.get(-1 if number is None else number)
-        if known is None:
-            known = Value(Operation("Given"), 0, tensor.shape, tensor.dtype)
-            known.op.outputs.append(known)
+        value = self._values.get(-1 if number is None else number)
+        if value is None:
+            value = Value(Operation("Given"), 0, tensor.shape, tensor.dtype)
+            value.op.outputs.append(value)
             if number is not None:
-                self._values[number] = known
-        return known
+                self._values[number] = value
+        return value

@@ -122,7 +122,7 @@ def _kept(value: Any) -> Any:
         if value.size > _LARGEST and bool((value == value.flat[0]).all()):
             value = value.reshape(-1)[:1]
         if value.size <= _LARGEST:
-            return [one if np.isfinite(one) else repr(one) for one in value.reshape(-1).tolist()]
+            return [element if np.isfinite(element) else repr(element) for element in value.reshape(-1).tolist()]
     contents = repr(value.tolist()).encode() if value.dtype.kind == "O" else np.ascontiguousarray(value).tobytes()
     return hashlib.blake2b(contents, digest_size=8).hexdigest()
 
@@ -141,7 +141,7 @@ def _names(value: Any) -> Iterator[str]:
     """Yield the names of functions in an attribute: those of a condition, a loop or a call."""
     if value.HasField("func"):
         yield value.func.name
-    yield from (one.name for one in value.list.func)
+    yield from (function.name for function in value.list.func)
 
 
 def _called(graph: Any, definition: Any) -> Iterator[Any]:

@@ -70,8 +70,8 @@ def note(probe: Probe, kind: str, about: dict[str, Any] | None = None, made: fra
     body = bodies.current()
     for listener in probe.lines.listeners:
         listener()
-    known = (frames.here() if made is None else made) if probe.lines.enabled else ()
-    place = innermost(list(known))
+    stack = (frames.here() if made is None else made) if probe.lines.enabled else ()
+    place = innermost(list(stack))
     if place is not None:
         probe.lines.write(
             {"event": "made", "kind": kind, "in_step": body is not None, **(about or {}), "line": described(*place)}
@@ -116,15 +116,15 @@ def _wrap_function_of_datasets(probe: Probe, cls: Any) -> None:
         @functools.wraps(dataset_fn)
         def made(context: Any) -> Any:
             before = len(frames.here())
-            seen: list[frames.Frames] = []
-            probe.lines.listeners.append(lambda: seen.append(frames.here()))
+            stacks: list[frames.Frames] = []
+            probe.lines.listeners.append(lambda: stacks.append(frames.here()))
             try:
                 with probe.streams.building() if probe.streams is not None else contextlib.nullcontext():
                     return dataset_fn(context)
             finally:
                 probe.lines.listeners.pop()
-                if seen and len(seen[-1]) > before:
-                    note(probe, "dataset function", made=[seen[-1][before]])
+                if stacks and len(stacks[-1]) > before:
+                    note(probe, "dataset function", made=[stacks[-1][before]])
 
         return original(self, made, *args, **kwargs)
 

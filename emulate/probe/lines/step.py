@@ -30,8 +30,8 @@ Entry = dict[str, Any]
 
 def owner(operation: Any) -> int | None:
     """Return the replica that made an operation of a graph or of eager code."""
-    found = getattr(operation, "replica", getattr(operation, _REPLICA, None))
-    return found if isinstance(found, int) else None
+    replica = getattr(operation, "replica", getattr(operation, _REPLICA, None))
+    return replica if isinstance(replica, int) else None
 
 
 class StepLines:
@@ -58,13 +58,13 @@ class StepLines:
         """Return the tensors among values as walks take them."""
         import tensorflow as tf
 
-        found = []
-        for one in tf.nest.flatten(values):
-            tensor = one.values if isinstance(one, tf.IndexedSlices) else one
+        tensors = []
+        for value in tf.nest.flatten(values):
+            tensor = value.values if isinstance(value, tf.IndexedSlices) else value
             if tf.is_tensor(tensor) and not hasattr(tensor, "assign"):
                 is_eager = hasattr(tensor, "numpy")
-                found += [self.eager.value(tensor)] if is_eager and self.eager else [] if is_eager else [tensor]
-        return found
+                tensors += [self.eager.value(tensor)] if is_eager and self.eager else [] if is_eager else [tensor]
+        return tensors
 
     def tape(self, target: Any, gradients: Any) -> None:
         """Take note of what a tape takes gradients of, and of the gradients."""
@@ -93,30 +93,30 @@ class StepLines:
         """Return what the step computes; None where it does not train, or not in one graph."""
         whole = self.body.graph
         ends = [*self.objective, *self.taped, *self.given, *self.kept]
-        if whole is None or not (self.taped or self.given) or any(one.graph is not whole for one in ends):
+        if whole is None or not (self.taped or self.given) or any(end.graph is not whole for end in ends):
             return None
-        ends += [one for one in self.tensors(self.returned) if one.graph is whole]
+        ends += [tensor for tensor in self.tensors(self.returned) if tensor.graph is whole]
         return describe(whole, ends, self.objective, self.rows, self._is_own)
 
     def places(self, graph: ReplicaGraph) -> dict[str, Any]:
         """Return the user's lines of a graph, and for each operation the index of its line; None where it has none."""
-        entries = [self.entry(frames.of_operation(one), {}) for one in graph.made]
-        known = [{key: entry[key] for key in ("file", "line", "text", "cell") if key in entry} for entry in entries]
-        lines = list({json.dumps(one): one for one in known if one}.values())
-        return {"lines": lines, "at": [lines.index(one) if one else None for one in known]}
+        entries = [self.entry(frames.of_operation(operation), {}) for operation in graph.made]
+        places = [{key: entry[key] for key in ("file", "line", "text", "cell") if key in entry} for entry in entries]
+        lines = list({json.dumps(place): place for place in places if place}.values())
+        return {"lines": lines, "at": [lines.index(place) if place else None for place in places]}
 
     def entry(self, made: frames.Frames, roles: Mapping[str, int], near: int = 0) -> Entry:
         """Return the description of a user's line; without a file where no line is known."""
         begins = tuple(self._begins)
         inner = made[len(begins) :] if tuple(made[: len(begins)]) == begins else made
         place = innermost(list(inner or made or self._called_from))
-        told = {"called": True} if not inner else {}
-        return ({} if place is None else described(*place)) | told | {"roles": dict(roles), "near": near}
+        called = {"called": True} if not inner else {}
+        return ({} if place is None else described(*place)) | called | {"roles": dict(roles), "near": near}
 
     @property
     def rows(self) -> set[walks.Key]:
         """Return the tensors that hold this replica's examples."""
-        return {walks.key_of(one) for _, tensor in self.body.inputs for one in self.tensors([tensor])}
+        return {walks.key_of(part) for _, tensor in self.body.inputs for part in self.tensors([tensor])}
 
     @property
     def sizes(self) -> set[int]:
@@ -133,21 +133,21 @@ class StepLines:
         """Return the lines of each stage."""
         loss = walks.region(self.objective, self.rows, self._is_own)
         flows = walks.Flows(loss, self.rows, self.sizes)
-        found = {"loss": self.lines(loss, self._roles_of_loss(loss, flows))} | self._of_given()
+        stages = {"loss": self.lines(loss, self._roles_of_loss(loss, flows))} | self._of_given()
         for stage, entries in self.calls.items():
-            found[stage] = [*found.get(stage, []), *entries]
-        return {stage: entries for stage, entries in found.items() if entries}
+            stages[stage] = [*stages.get(stage, []), *entries]
+        return {stage: entries for stage, entries in stages.items() if entries}
 
     def _roles_of_loss(self, loss: Collection[Any], flows: walks.Flows) -> dict[Any, set[str]]:
-        is_of_each = all(flows.of(one).batched for one in self.objective)
+        is_of_each = all(flows.of(tensor).batched for tensor in self.objective)
         tail = walks.region(
-            self.objective, self.rows, lambda one: is_of_each or not any(flows.of(t).batched for t in one.outputs[:1])
+            self.objective, self.rows, lambda op: is_of_each or not any(flows.of(t).batched for t in op.outputs[:1])
         )
-        tail = {one: distance for one, distance in tail.items() if one in loss}
-        roles = {one: walks.roles(one, flows) for one in loss}
-        roles = {one: names - (set() if one in tail else {*_IN_THE_TAIL}) for one, names in roles.items()}
-        for one in walks.counts([one for one in tail if "norm" not in roles[one]], flows):
-            roles[one] = roles.get(one, set()) | {"count"}
+        tail = {op: distance for op, distance in tail.items() if op in loss}
+        roles = {op: walks.roles(op, flows) for op in loss}
+        roles = {op: names - (set() if op in tail else {*_IN_THE_TAIL}) for op, names in roles.items()}
+        for op in walks.counts([op for op in tail if "norm" not in roles[op]], flows):
+            roles[op] = roles.get(op, set()) | {"count"}
         return roles
 
     def _of_given(self) -> dict[str, list[Entry]]:
@@ -155,20 +155,20 @@ class StepLines:
         taped = set(map(walks.key_of, self.taped))
         stops = {*self.rows, *taped}
         # What is kept of gradients in variables, as accumulation does, is given to an optimizer later.
-        ends = [*self.given, *(one for one in self.kept if self._is_made_of(one, taped))]
-        whole = walks.region(ends, stops, lambda one: self._is_own(one) or self._adds_up(one))
-        sums = {one for one in whole if self._adds_up(one)}
-        after = walks.region(ends, stops, lambda one: one not in sums) if sums else {}
-        before = {one: distance for one, distance in whole.items() if one not in after}
+        ends = [*self.given, *(tensor for tensor in self.kept if self._is_made_of(tensor, taped))]
+        whole = walks.region(ends, stops, lambda op: self._is_own(op) or self._adds_up(op))
+        sums = {op for op in whole if self._adds_up(op)}
+        after = walks.region(ends, stops, lambda op: op not in sums) if sums else {}
+        before = {op: distance for op, distance in whole.items() if op not in after}
         flows = walks.Flows(whole, taped)
-        roles = {one: walks.roles(one, flows) for one in whole}
-        summed = {one: distance for one, distance in after.items() if one not in sums}
+        roles = {op: walks.roles(op, flows) for op in whole}
+        summed = {op: distance for op, distance in after.items() if op not in sums}
         return {"given": self.lines(before, roles), "sum": self.lines(summed, roles)}
 
     def _is_made_of(self, tensor: Any, taped: set[walks.Key]) -> bool:
         """Return whether a tensor is computed with one of the gradients."""
-        made = walks.region([tensor], taped, self._is_own)
-        return walks.key_of(tensor) in taped or any(walks.key_of(one) in taped for op in made for one in op.inputs)
+        ops = walks.region([tensor], taped, self._is_own)
+        return walks.key_of(tensor) in taped or any(walks.key_of(operand) in taped for op in ops for operand in op.inputs)
 
     def _is_own(self, operation: Any) -> bool:
         """Return whether this replica makes an operation."""
@@ -183,7 +183,7 @@ class StepLines:
 
     def lines(self, region: Mapping[Any, int], roles: Mapping[Any, Iterable[str]]) -> list[Entry]:
         """Return the lines of a region, the nearest first, with the types and the roles of their operations."""
-        found: dict[tuple[Any, ...], Entry] = {}
+        entries: dict[tuple[Any, ...], Entry] = {}
         kinds: dict[tuple[Any, ...], Counter[str]] = {}
         for operation, distance in region.items():
             if operation.type in ("Placeholder", "Const", "Given") or not self._is_own(operation):
@@ -192,10 +192,10 @@ class StepLines:
             if not entry.get("file"):
                 continue
             place = (entry["file"], entry.get("cell"), entry["line"])
-            kept = found.setdefault(place, entry)
+            kept = entries.setdefault(place, entry)
             kept["roles"] = entry["roles"] | kept["roles"]  # walked from near to far: the nearest one counts
             kinds.setdefault(place, Counter())[operation.type] += 1
-        return [entry | {"operations": dict(kinds[place])} for place, entry in found.items()]
+        return [entry | {"operations": dict(kinds[place])} for place, entry in entries.items()]
 
 
 class Lines:
@@ -254,13 +254,13 @@ class Lines:
         """Write what the replicas' steps compute, equal ones once, and each function as it is traced first."""
         if body.label in self._described:
             return
-        made = [(replica, step, graph) for replica, step in self._steps.items() if (graph := step.graph()) is not None]
+        graphs = [(replica, step, graph) for replica, step in self._steps.items() if (graph := step.graph()) is not None]
         by_content: dict[str, list[tuple[int, StepLines, ReplicaGraph]]] = {}
-        for one in made:
-            by_content.setdefault(json.dumps(one[2].content()), []).append(one)
+        for item in graphs:
+            by_content.setdefault(json.dumps(item[2].content()), []).append(item)
         for alike in by_content.values():
             _, step, graph = alike[0]
-            about = {"function": body.label, "replicas": [one[0] for one in alike], "rows": sorted(step.numbers_of_rows - {0})}
+            about = {"function": body.label, "replicas": [r for r, _, _ in alike], "rows": sorted(step.numbers_of_rows - {0})}
             self.write({"event": "graph", **about, **graph.content(), **step.places(graph)})
             self._described.add(body.label)
 
@@ -268,18 +268,16 @@ class Lines:
         """Write where a replica takes a tensor that another one has made of its own examples."""
         of_graph = [] if body.graph is None else body.graph.get_operations()
         operations = next(iter(self._steps.values())).eager.all if body.graph is None else of_graph  # type: ignore[union-attr]
-        losses = {one for step in self._steps.values() for one in walks.region(step.objective)}
+        losses = {op for step in self._steps.values() for op in walks.region(step.objective)}
         rows = {replica: step.rows for replica, step in self._steps.items()}
-        found = [
-            (one, tensor)
-            for one, tensor in walks.crossings(operations, owner, rows)
-            if one in losses and owner(one) in self._steps
+        crossings = [
+            (op, tensor) for op, tensor in walks.crossings(operations, owner, rows) if op in losses and owner(op) in self._steps
         ]
-        for one, tensor in found[:1]:
-            reader = owner(one)
-            entries = [self._steps[owner(op) or 0].entry(frames.of_operation(op), {"crosses": 0}) for op, _ in found]
+        for first, tensor in crossings[:1]:
+            reader = owner(first)
+            entries = [self._steps[owner(op) or 0].entry(frames.of_operation(op), {"crosses": 0}) for op, _ in crossings]
             unique = list({json.dumps(entry): entry for entry in entries if entry.get("file")}.values())
-            about = {"replica": reader, "of": owner(tensor.op), "operation": one.type, "number": len(found)}
+            about = {"replica": reader, "of": owner(tensor.op), "operation": first.type, "number": len(crossings)}
             self.write({"event": "crossing", **about, "lines": unique})
 
     def reported(self, value: Any, name: str) -> None:
@@ -295,7 +293,7 @@ class Lines:
         parts = list(parts) if isinstance(parts, tuple) else [value]
         ends = step.tensors(parts[:1])
         region = walks.region(ends, {*step.rows, *map(walks.key_of, step.objective)})
-        entries = step.lines(region, {one: {"made"} for one in region})
+        entries = step.lines(region, {op: {"made"} for op in region})
         if (entry := step.entry(frames.here(), {"reduced": 0})).get("file"):
             entries.append(entry | {"called": False})
         self.write({"event": "lines", "report": name, "stages": {"reported": entries}})

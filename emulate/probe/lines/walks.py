@@ -61,16 +61,16 @@ def region(ends: Iterable[Any], stops: Collection[Key] = (), through: Any = None
     Returns:
         The distance of each operation.
     """
-    found: dict[Any, int] = {}
+    distances: dict[Any, int] = {}
     waiting = deque((tensor, 0) for tensor in ends if key_of(tensor) not in stops)
     while waiting:
         tensor, distance = waiting.popleft()
-        if tensor.op in found:
+        if tensor.op in distances:
             continue
-        found[tensor.op] = distance
+        distances[tensor.op] = distance
         if through is None or through(tensor.op):
-            waiting += [(one, distance + 1) for one in tensor.op.inputs if key_of(one) not in stops]
-    return found
+            waiting += [(operand, distance + 1) for operand in tensor.op.inputs if key_of(operand) not in stops]
+    return distances
 
 
 def in_order(operations: Collection[Any]) -> list[Any]:
@@ -86,7 +86,7 @@ def in_order(operations: Collection[Any]) -> list[Any]:
                 done[operation] = None
                 continue
             waiting.append((operation, True))
-            waiting += [(one.op, False) for one in operation.inputs if one.op in operations and one.op not in done]
+            waiting += [(t.op, False) for t in operation.inputs if t.op in operations and t.op not in done]
     return list(done)
 
 
@@ -126,14 +126,14 @@ class Flows:
         if operation.type == "Placeholder":
             is_rows = self._enter and output.dtype.name not in ("resource", "variant") and self.dims(output) > 0
             return Flow(rows=is_rows, batched=is_rows)
-        inputs = [self.of(one) for one in operation.inputs]
+        inputs = [self.of(operand) for operand in operation.inputs]
         if _draws(operation) and self.dims(output) > 0:
             return Flow(rows=True, batched=True)  # examples that the step draws itself, as a generator's
-        reads = operation.type in _READS or any(one.dtype.name == "resource" for one in operation.inputs)
+        reads = operation.type in _READS or any(operand.dtype.name == "resource" for operand in operation.inputs)
         return Flow(
-            rows=any(one.rows for one in inputs),
-            batched=any(one.batched for one in inputs) and self._keeps_rows(operation, output),
-            weights=reads or any(one.weights for one in inputs),
+            rows=any(flow.rows for flow in inputs),
+            batched=any(flow.batched for flow in inputs) and self._keeps_rows(operation, output),
+            weights=reads or any(flow.weights for flow in inputs),
         )
 
     def _keeps_rows(self, operation: Any, output: Any) -> bool:
@@ -149,7 +149,7 @@ class Flows:
         """Return whether a product's rows are examples times positions, as a Dense layer makes them of three dimensions."""
         if operation.type != "MatMul" or not self.of(operation.inputs[0]).batched:
             return False
-        (of_result, _), (rows, _) = (dims_of(one) or (None, None) for one in (operation.outputs[0], operation.inputs[0]))
+        (of_result, _), (rows, _) = (dims_of(tensor) or (None, None) for tensor in (operation.outputs[0], operation.inputs[0]))
         if rows is None or rows != of_result:
             return False
         source = operation.inputs[0].op
@@ -172,25 +172,25 @@ def dims_of(tensor: Any) -> list[int | None] | None:
 
 def roles(operation: Any, flows: Flows) -> set[str]:
     """Return what an operation does with the examples: words that the causes ask for."""
-    inputs = [flows.of(one) for one in operation.inputs]
+    inputs = [flows.of(operand) for operand in operation.inputs]
     output = flows.of(operation.outputs[0]) if operation.outputs else Flow()
-    found = {"norm"} if operation.type in _NORMS else set()
+    words = {"norm"} if operation.type in _NORMS else set()
     if _draws(operation):
-        found.add("draw")
-    if not any(one.rows for one in inputs):
-        return found
-    of_weights = any(one.weights and not one.rows for one in inputs)
+        words.add("draw")
+    if not any(flow.rows for flow in inputs):
+        return words
+    of_weights = any(flow.weights and not flow.rows for flow in inputs)
     if operation.type in _SUMS and of_weights:
-        found.add("penalty")
+        words.add("penalty")
     if operation.type in _REDUCTIONS and inputs[0].batched and not output.batched:
-        found.add("mean" if operation.type == "Mean" else "sum")
+        words.add("mean" if operation.type == "Mean" else "sum")
     if operation.type in {*_DIVISIONS, "Mul"} and _is_scaled(operation, inputs):
-        found.add("scale")
-    if operation.type in _DIVISIONS and all(one.rows and not one.batched for one in inputs[:2]):
-        found.add("ratio")
+        words.add("scale")
+    if operation.type in _DIVISIONS and all(flow.rows and not flow.batched for flow in inputs[:2]):
+        words.add("ratio")
     if operation.type in _MOVES_ROWS and inputs[0].batched:
-        found.add("moves")
-    return found | _mixing(operation, inputs, output, flows)
+        words.add("moves")
+    return words | _mixing(operation, inputs, output, flows)
 
 
 def _is_scaled(operation: Any, inputs: list[Flow]) -> bool:
@@ -205,9 +205,9 @@ def _mixing(operation: Any, inputs: list[Flow], output: Flow, flows: Flows) -> s
         return set()
     if operation.type.startswith(_NORMALIZES_BATCH):
         return {"mixes"}
-    batched = [one for one in inputs if one.batched]
-    meets = batched and any(one.rows and not one.batched for one in inputs) and output.batched
-    widens = len(batched) > 1 and flows.dims(operation.outputs[0]) > max(flows.dims(one) for one in operation.inputs)
+    batched = [flow for flow in inputs if flow.batched]
+    meets = batched and any(flow.rows and not flow.batched for flow in inputs) and output.batched
+    widens = len(batched) > 1 and flows.dims(operation.outputs[0]) > max(flows.dims(operand) for operand in operation.inputs)
     widens |= len(batched) > 1 and operation.type == "MatMul"  # of matrices whose rows or columns are examples
     if operation.type in _PRODUCTS and len(batched) > 1 and not output.batched:
         return {"contracts"}
@@ -218,12 +218,12 @@ def _mixing(operation: Any, inputs: list[Flow], output: Flow, flows: Flows) -> s
 
 def counts(operations: Collection[Any], flows: Flows) -> set[Any]:
     """Return the reductions that make a divisor of the data alone: a number of tokens, a sum of weights."""
-    found: set[Any] = set()
+    reductions: set[Any] = set()
     for operation in operations:
         if operation.type in _DIVISIONS and _is_count(flows.of(operation.inputs[1])):
-            behind = region([operation.inputs[1]], (), lambda one: one.type not in _REDUCTIONS)
-            found |= {one for one in behind if one.type in _REDUCTIONS and flows.of(one.inputs[0]).batched}
-    return found
+            behind = region([operation.inputs[1]], (), lambda op: op.type not in _REDUCTIONS)
+            reductions |= {op for op in behind if op.type in _REDUCTIONS and flows.of(op.inputs[0]).batched}
+    return reductions
 
 
 def _is_count(flow: Flow) -> bool:
@@ -242,10 +242,10 @@ def crossings(operations: Iterable[Any], owner: Any, rows: Mapping[int, Collecti
         Each with the tensor that it takes.
     """
     every = list(operations)
-    taken = [(one, tensor) for one in every for tensor in one.inputs if _is_of_another(one, tensor, owner)]
-    made = {owner(tensor.op) for _, tensor in taken}
-    flows = {one: Flows(region([t for _, t in taken if owner(t.op) == one]), rows.get(one, ()), enter=False) for one in made}
-    return [(one, tensor) for one, tensor in taken if flows[owner(tensor.op)].of(tensor).rows]
+    taken = [(op, tensor) for op in every for tensor in op.inputs if _is_of_another(op, tensor, owner)]
+    owners = {owner(tensor.op) for _, tensor in taken}
+    flows = {r: Flows(region([t for _, t in taken if owner(t.op) == r]), rows.get(r, ()), enter=False) for r in owners}
+    return [(op, tensor) for op, tensor in taken if flows[owner(tensor.op)].of(tensor).rows]
 
 
 def _is_of_another(operation: Any, tensor: Any, owner: Any) -> bool:

@@ -15,10 +15,10 @@ def _search(case: Case) -> Sign | None:
         if ours != theirs:
             count = f"{ours} on {case.num_replicas} replicas, {theirs} on one device"
             fits = [fit for fit in case.explanation.fits if fit.optimizer == optimizer]
-            found = _added_up(case, fits, ours / theirs, count) or _decayed(case, fits, count)
-            found = found or _changed(case, optimizer, ours / theirs, count)
-            if found is not None:
-                return found
+            sign = _added_up(case, fits, ours / theirs, count) or _decayed(case, fits, count)
+            sign = sign or _changed(case, optimizer, ours / theirs, count)
+            if sign is not None:
+                return sign
     return None
 
 
@@ -61,19 +61,19 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
         return None
     assert step is not None
     pairs = case.base.runs.pairs(optimizer)
-    here, there = (objective(one) for one in pairs[step])
+    here, there = (objective(of_run) for of_run in pairs[step])
     if here is None or not there or min(abs(here / there - 1), abs(here / there / ratio - 1)) > ROUND:
         return None
     again = case.switched("no-clipping") if case.facts.clips else None
-    told = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
+    evidence = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
     if again is not None and again.is_equivalent_but_for_kinks:
         case.rebase(again, "no-clipping")
-        told += "; with clipping switched off in both runs everything agrees"
+        evidence += "; with clipping switched off in both runs everything agrees"
     else:
         case.cut(step, "each batch of an update is changed on its own")
     return Sign(
         f"Each batch of an update is changed on its own (clipped, normalized) before the batches are summed: {count}.",
-        told,
+        evidence,
     )
 
 

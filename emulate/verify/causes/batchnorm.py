@@ -18,9 +18,9 @@ def _search(case: Case) -> Sign | None:
     if not case.facts.batchnorm or case.num_replicas < 2 or not case.base.exceeding:
         return None
     statistics = [p for p in case.base.exceeding if p.measure.key.tensor in case.facts.batchnorm]
-    found = case.normalized_alike()
-    if found is not None:
-        switch, again = found
+    normalized = case.normalized_alike()
+    if normalized is not None:
+        switch, again = normalized
         first, gone = case.base.exceeding[0], again.is_equivalent_but_for_kinks
         case.rebase(again, switch)
         case.notes.append(f"gradients, weights and losses were compared {_ALIKE[switch]}")

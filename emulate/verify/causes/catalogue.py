@@ -163,7 +163,7 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
             case.found[:] = [finding for finding in case.found if finding.code != IN_BATCH_NEGATIVES.code]
     elif _is_of_a_gradient(case):
         _look_for_parts(case, add)
-    return tuple(sorted(case.found, key=lambda one: (one.advice, one.by_design or one.code == IN_BATCH_NEGATIVES.code)))
+    return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == IN_BATCH_NEGATIVES.code)))
 
 
 def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:

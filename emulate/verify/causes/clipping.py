@@ -61,17 +61,17 @@ def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sig
 
 def _gap(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> float:
     """Return the relative L2 difference between clipping each replica's gradient and clipping the sum."""
-    seen = case.base.views(optimizer, step)
-    replicas = sorted({replica for view in seen for replica in view.locals})
-    before = [_clip(_locals(seen, replica), limits) for replica in replicas]
-    after = _clip({view.tensor: view.reference for view in seen}, limits)
-    apart = sum(norm(np.sum([one[n] for one in before if n in one], axis=0) - after[n]) ** 2 for n in after)
+    views = case.base.views(optimizer, step)
+    replicas = sorted({replica for view in views for replica in view.locals})
+    before = [_clip(_locals(views, replica), limits) for replica in replicas]
+    after = _clip({view.tensor: view.reference for view in views}, limits)
+    apart = sum(norm(np.sum([clipped[n] for clipped in before if n in clipped], axis=0) - after[n]) ** 2 for n in after)
     whole = sum(norm(value) ** 2 for value in after.values())
     return float(np.sqrt(apart / whole)) if whole else 0.0
 
 
-def _locals(seen: list[GradientView], replica: int) -> dict[str, Floats]:
-    return {view.tensor: view.locals[replica] for view in seen if replica in view.locals}
+def _locals(views: list[GradientView], replica: int) -> dict[str, Floats]:
+    return {view.tensor: view.locals[replica] for view in views if replica in view.locals}
 
 
 def _clip(gradients: Mapping[str, Floats], limits: Mapping[str, float]) -> dict[str, Floats]:
@@ -120,8 +120,8 @@ def _from_rerun(case: Case) -> Sign | None:
 
 def _may_be_clipped(case: Case) -> bool:
     """Return whether something differs that a simpler model does not explain: clipped gradients have any factor."""
-    found = case.explanation
-    return bool(found.unexplained or found.weighted) or not found.fits or _has_tiny_factor(case)
+    explanation = case.explanation
+    return bool(explanation.unexplained or explanation.weighted) or not explanation.fits or _has_tiny_factor(case)
 
 
 def _has_tiny_factor(case: Case) -> bool:
@@ -132,8 +132,8 @@ def _has_tiny_factor(case: Case) -> bool:
 def _from_norms(case: Case) -> Sign | None:
     """Check, without a re-run, whether every local gradient and the reference's have the same norm, the limit."""
     for fit in case.explanation.weighted if case.facts.clipped_by else ():
-        seen = case.base.views(fit.optimizer, fit.step)
-        limit = _clipped_to(seen, list(fit.shares))
+        views = case.base.views(fit.optimizer, fit.step)
+        limit = _clipped_to(views, list(fit.shares))
         if limit is not None:
             case.explain_fits([fit])
             return Sign(
@@ -156,9 +156,9 @@ def _beside_others(case: Case) -> Sign | None:
     if not case.facts.clipped_by or first is None:
         return None
     for optimizer in case.base.runs.optimizers:
-        seen = case.base.views(optimizer, first) if case.base.steps[optimizer] > first else []
-        replicas = sorted({replica for view in seen for replica in view.locals})
-        limit = _clipped_to(seen, replicas)
+        views = case.base.views(optimizer, first) if case.base.steps[optimizer] > first else []
+        replicas = sorted({replica for view in views for replica in view.locals})
+        limit = _clipped_to(views, replicas)
         again = case.switched("no-clipping") if limit is not None else None
         if again is None or not again.points:
             continue
@@ -175,26 +175,26 @@ def _beside_others(case: Case) -> Sign | None:
     return None
 
 
-def _clipped_to(seen: list[GradientView], replicas: Sequence[int]) -> float | None:
+def _clipped_to(views: list[GradientView], replicas: Sequence[int]) -> float | None:
     """Return the norm of every replica's gradient and of the reference's, the limit; None where it is not the same.
 
     Equal gradients are those of a program that sums them itself, and clips the sum.
     """
-    locals_ = [_locals(seen, replica) for replica in replicas]
-    limit = _whole({view.tensor: view.reference for view in seen})
-    if len(locals_) < 2 or any(abs(_whole(one) / limit - 1) > _SEEN * 10 for one in locals_):
+    locals_ = [_locals(views, replica) for replica in replicas]
+    limit = _whole({view.tensor: view.reference for view in views})
+    if len(locals_) < 2 or any(abs(_whole(local) / limit - 1) > _SEEN * 10 for local in locals_):
         return None
-    one, other = locals_[:2]
-    apart = max((norm(one[name] - other[name]) for name in one if name in other), default=0.0)
+    first, other = locals_[:2]
+    apart = max((norm(first[name] - other[name]) for name in first if name in other), default=0.0)
     return limit if apart > _SEEN * limit else None
 
 
 def _by_hand(case: Case) -> Sign | None:
     """Check for an unknown clipping: the losses agree, and each replica's gradient was changed separately."""
     first = case.base.first_step("gradient")
-    found = case.explanation
-    by_weights = [fit for fit in found.weighted if not case.are_counts(fit)]
-    if first is None or not (by_weights or any(step == first for _, step in found.unexplained)):
+    explanation = case.explanation
+    by_weights = [fit for fit in explanation.weighted if not case.are_counts(fit)]
+    if first is None or not (by_weights or any(step == first for _, step in explanation.unexplained)):
         return None
     objectives = [point for point in case.base.objectives if point.step == first]
     if not objectives or any(point.exceeds for point in objectives):
@@ -215,11 +215,11 @@ def _behind(case: Case) -> Sign | None:
     again = case.switched("no-clipping", alone=True) if case.facts.clipped_by else None
     if again is None:
         return None
-    found = compare(again.runs.topology, case.topology)
-    first = found.first_step("gradient")
-    if first is None or any(point.exceeds for point in found.objectives if point.step <= first):
+    comparison = compare(again.runs.topology, case.topology)
+    first = comparison.first_step("gradient")
+    if first is None or any(point.exceeds for point in comparison.objectives if point.step <= first):
         return None
-    most = max(p.measure.relative for p in found.points if p.measure.key.kind == "gradient" and p.step == first)
+    most = max(p.measure.relative for p in comparison.points if p.measure.key.kind == "gradient" and p.step == first)
     if most <= _SEEN:
         return None
     return Sign(

@@ -8,10 +8,10 @@ from emulate.verify.lines import Blame
 
 
 def _search(case: Case) -> Sign | None:
-    found = case.lines.crossings()
-    if not found:
+    crossings = case.lines.crossings()
+    if not crossings:
         return None
-    first = found[0]
+    first = crossings[0]
     case.cut(0, "a replica computes with another replica's tensor")
     operations = "operation" if first["number"] == 1 else "operations"
     return Sign(

@@ -16,15 +16,15 @@ def _search(case: Case) -> Sign | None:
         return _of_update(case, apart)
     if first is None or not is_possible(case) or not any(step == first for _, step in case.explanation.unexplained):
         return None
-    given = case.switched("replay") if case.ledger is not None and case.ledger.by else None
-    if given is not None and explains_up_to(given, first, case.base):
-        return _of_what_it_is_given(case, given, first)
-    told = case.switched("told") if case.lines.made("num_replicas") else None  # else Keras alone asks, to divide its loss
-    how = _how(told, first, case.base) if told is not None else None
-    if told is None or how is None:
+    replayed = case.switched("replay") if case.ledger is not None and case.ledger.by else None
+    if replayed is not None and explains_up_to(replayed, first, case.base):
+        return _of_what_it_is_given(case, replayed, first)
+    again = case.switched("told") if case.lines.made("num_replicas") else None  # else Keras alone asks, to divide its loss
+    how = _how(again, first, case.base) if again is not None else None
+    if again is None or how is None:
         return _of_number(case, first)
     before = case.base.exceeding[0]
-    case.rebase(told, "told")
+    case.rebase(again, "told")
     if case.explanation.scaled:
         case.explain_fits(case.explanation.scaled)
     return Sign(
@@ -60,10 +60,10 @@ def _of_number(case: Case, step: int) -> Sign | None:
     )
 
 
-def _of_what_it_is_given(case: Case, given: Comparison, step: int) -> Sign:
+def _of_what_it_is_given(case: Case, replayed: Comparison, step: int) -> Sign:
     """Report that one device with the same inputs, and no other replica, has the same gradients."""
     before = case.base.exceeding[0]
-    case.rebase(given, "replay")
+    case.rebase(replayed, "replay")
     return Sign(
         (
             "The program gives the step other inputs for the same examples: for example computed by one replica for "
@@ -81,10 +81,10 @@ def _of_what_it_is_given(case: Case, given: Comparison, step: int) -> Sign:
 def _of_update(case: Case, step: int) -> Sign | None:
     """Check whether gradients agree and weights do not, because the update depends on the number of replicas."""
     left = [p for p in case.left() if p.step == step and p.measure.key.kind == "weight"]
-    told = case.switched("batch-of") if left and is_possible(case) else None
-    if told is None or not explains_up_to(told, step, case.base):
+    again = case.switched("batch-of") if left and is_possible(case) else None
+    if again is None or not explains_up_to(again, step, case.base):
         return None
-    case.rebase(told, "batch-of")
+    case.rebase(again, "batch-of")
     return Sign(
         (
             f"The update of the weights depends on the number of replicas ({case.num_replicas}): the same gradients "
@@ -99,13 +99,13 @@ def _of_update(case: Case, step: int) -> Sign | None:
     )
 
 
-def _how(told: Comparison, step: int, before: Comparison) -> str | None:
+def _how(again: Comparison, step: int, before: Comparison) -> str | None:
     """Return how one device that reads the number has the same gradients: exactly, or except for the loss's divisor."""
-    if explains_up_to(told, step, before):
+    if explains_up_to(again, step, before):
         return "has the same gradients"
-    found = explain(told)
-    fits = [fit for fit in found.scaled if fit.step == step and not (fit.decay or fit.shares)]
-    if not fits or any(unexplained == step for _, unexplained in found.unexplained):
+    explanation = explain(again)
+    fits = [fit for fit in explanation.scaled if fit.step == step and not (fit.decay or fit.shares)]
+    if not fits or any(unexplained == step for _, unexplained in explanation.unexplained):
         return None
     return f"has the same gradients except for one factor, {fits[0].scale:.4g}, by which it divides the loss"
 

@@ -27,10 +27,10 @@ _MORE_THREADS = "If the host could not start a thread"
 
 def _steps(case: Case) -> dict[int, int]:
     """Return the number of steps of each host."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for host, event in case.untouched.of("step"):
-        found[host] = max(found.get(host, 0), int(event["step"]) + 1)
-    return found
+        counts[host] = max(counts.get(host, 0), int(event["step"]) + 1)
+    return counts
 
 
 def _where(case: Case) -> str:
@@ -38,8 +38,8 @@ def _where(case: Case) -> str:
     if case.outcome.where:
         return case.outcome.where
     steps = _steps(case)
-    made = {host: "1 step" if steps.get(host) == 1 else f"{steps.get(host, 0)} steps" for host in case.outcome.hosts}
-    return "; ".join(f"host {host}: {how} after {made[host]}" for host, how in sorted(case.outcome.hosts.items()))
+    counts = {host: "1 step" if steps.get(host) == 1 else f"{steps.get(host, 0)} steps" for host in case.outcome.hosts}
+    return "; ".join(f"host {host}: {how} after {counts[host]}" for host, how in sorted(case.outcome.hosts.items()))
 
 
 def _gone(outcome: Outcome) -> list[int]:
@@ -98,9 +98,9 @@ def _search_order(case: Case) -> Sign | None:
     """Check whether hosts met in collectives of different shapes, each of which all hosts have, equally often."""
     said = _MISMATCH.search(case.outcome.failure or "")
     shapes = set(re.findall(r"shape (\[[\d, ]*\])", said.group())) if said else set()
-    known = list(case.outcome.collectives.values())
-    are_alike = bool(known) and all(Counter(one) == Counter(known[0]) for one in known)
-    by_error = len(shapes) > 1 and are_alike and shapes <= set(map(_shape, known[0]))
+    collectives = list(case.outcome.collectives.values())
+    are_alike = bool(collectives) and all(Counter(of_host) == Counter(collectives[0]) for of_host in collectives)
+    by_error = len(shapes) > 1 and are_alike and shapes <= set(map(_shape, collectives[0]))
     if case.outcome.suspect != "collective-order" and not by_error:
         return None
     every = f"every host has collective operations of the shapes {numbers(sorted(shapes))}; " if by_error else ""

@@ -43,10 +43,10 @@ def _hosts_apart(case: Case) -> Sign | None:
     apart = [name for name, hosts in ends.items() if len({end for end in hosts.values() if end is not None}) > 1]
     if not apart:
         return None
-    known: dict[str, list[str]] = {}
+    by_end: dict[str, list[str]] = {}
     for host, end in ends[apart[0]].items():
-        known.setdefault(end or "", []).append(f"host {host}")
-    groups = numbers([f"({', '.join(hosts[:4])}{', ...' if hosts[4:] else ''})" for hosts in list(known.values())[:4]])
+        by_end.setdefault(end or "", []).append(f"host {host}")
+    groups = numbers([f"({', '.join(hosts[:4])}{', ...' if hosts[4:] else ''})" for hosts in list(by_end.values())[:4]])
     return Sign(
         f"After the last step the hosts replace {names_in_words(apart)} by different values.",
         f"bits of {apart[0]} at the end: {groups} agree only among themselves; after the last step all agreed",

@@ -37,14 +37,14 @@ class _PlaceApart:
     def in_words(self) -> str:
         """Return the line, and the values on the first two hosts that differ."""
         line = self.place.partition("|")[0]
-        (one, mine), *others = sorted(self.values.items())
+        (first, mine), *others = sorted(self.values.items())
         other, theirs = next((host, values) for host, values in others if set(values) != set(mine))
         of_one, of_other = (
             ([v for v in mine if v not in theirs] or mine)[0],
             ([v for v in theirs if v not in mine] or theirs)[0],
         )
         where = f"at {line}" if line else f"in a {'table' if _tables([self]) else 'tensor'} created outside of it"
-        return f"{where}: {of_one} on host {one}, {of_other} on host {other}"
+        return f"{where}: {of_one} on host {first}, {of_other} on host {other}"
 
 
 def tables_apart(case: Case) -> bool:
@@ -53,7 +53,7 @@ def tables_apart(case: Case) -> bool:
 
 
 def _tables(places: Sequence[_PlaceApart]) -> list[_PlaceApart]:
-    return [one for one in places if one.place.split("|")[1] == TABLE]
+    return [place for place in places if place.place.split("|")[1] == TABLE]
 
 
 def _search(case: Case) -> Sign | None:
@@ -86,12 +86,12 @@ def _of_rows(case: Case) -> Sign | None:
 
 def _of_columns(case: Case) -> Sign | None:
     """Check whether each host scales and shifts each column of its examples by numbers of its own."""
-    found = shifted_columns(case.plain, case.untouched)
-    if found is None:
+    columns = shifted_columns(case.plain, case.untouched)
+    if columns is None:
         return None
     return Sign(
         "Each host makes its examples with its own numbers: it has scaled or shifted them by what it knows of its share.",
-        f"{found}; one device has none of {case.ledger.foreign if case.ledger else 0} examples",
+        f"{columns}; one device has none of {case.ledger.foreign if case.ledger else 0} examples",
         _FROM_ALL,
         blame=(made("examples", "map", "dataset function", "from_tensor_slices"),),
     )
@@ -110,7 +110,7 @@ def _of_the_step(case: Case) -> Sign | None:
     first = left[0].difference()
     of = f" of {first.tensor}" if first.kind in ("gradient", "weight") else f" {first.tensor}"
     case.cut(0, "each host computes with its own numbers")
-    lines = list(dict.fromkeys(one.place.partition("|")[0] for one in apart if not one.place.startswith("|")))
+    lines = list(dict.fromkeys(place.place.partition("|")[0] for place in apart if not place.place.startswith("|")))
     named = f" ({', '.join(lines[:3])}{', ...' if len(lines) > 3 else ''})" if lines else ""
     return Sign(
         f"Each host's step computes with its own numbers{named}.",
@@ -133,8 +133,8 @@ def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_PlaceApart]
         return []
     common = set.intersection(*(set(of_host) for of_host in held.values()))
     places = sorted(common, key=lambda place: (place.startswith("|"), place))
-    found = [_PlaceApart(place, {host: of_host[place] for host, of_host in held.items()}) for place in places]
-    return [one for one in found if len({frozenset(values) for values in one.values.values()}) > 1]
+    apart = [_PlaceApart(place, {host: of_host[place] for host, of_host in held.items()}) for place in places]
+    return [place for place in apart if len({frozenset(values) for values in place.values.values()}) > 1]
 
 
 HOST_VALUES = Cause("host-values", _search, blame=(made("examples"),))

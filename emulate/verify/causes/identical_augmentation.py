@@ -37,13 +37,13 @@ def _stream(trace: Trace) -> str | None:
         return None
     for name, first in by_host[0].items():
         others = [streams.get(name) for streams in by_host]
-        alike = [one for one in others if one is not None and one["seed"] == first["seed"]]
+        alike = [stream for stream in others if stream is not None and stream["seed"] == first["seed"]]
         if len(alike) < len(others):
             continue
-        if all(one.get("builds") for one in alike):
+        if all(stream.get("builds") for stream in alike):
             return f"{name} has the same seed on all {len(by_host)} hosts and draws while each of them makes its dataset"
         if all(map(_moves, alike)):
-            moved = min(one["moved"] for one in alike)
+            moved = min(stream["moved"] for stream in alike)
             return f"{name} has the same seed on all {len(by_host)} hosts and advanced in {moved} of {first['looks']} steps"
     return None
 
@@ -68,7 +68,7 @@ def _stage(trace: Trace) -> str | None:
 
 
 def _pairs(seeds: Sequence[Sequence[int]]) -> str:
-    return ", ".join(f"({one}, {other})" for one, other in seeds[:2]) + (" ..." if len(seeds) > 2 else "")
+    return ", ".join(f"({first}, {second})" for first, second in seeds[:2]) + (" ..." if len(seeds) > 2 else "")
 
 
 IDENTICAL_AUGMENTATION = Cause(

@@ -34,7 +34,7 @@ def _is_open(case: Case, step: int) -> bool:
     """Return whether no model explains the gradients of a step, or weights for which there is no count."""
     weighted = () if case.has("local-normalization") else case.explanation.weighted
     without_count = [fit.step for fit in weighted if not case.are_counts(fit)]
-    return step in [*(one for _, one in case.explanation.unexplained), *without_count]
+    return step in [*(k for _, k in case.explanation.unexplained), *without_count]
 
 
 IN_BATCH_NEGATIVES = Cause(

@@ -108,10 +108,10 @@ def _is_added_up(case: Case, fits: Sequence[Fit]) -> bool:
         return False
     for fit in fits:
         ours, theirs = (complete(trace, fit.optimizer) for trace in (case.base.runs.topology, case.base.runs.reference))
-        found = [{one.objective for one in step.values()} for step in ours]
-        if len(ours) < _FEWEST or any(len(numbers) != 1 or None in numbers for numbers in found):
+        objectives = [{local.objective for local in step.values()} for step in ours]
+        if len(ours) < _FEWEST or any(len(numbers) != 1 or None in numbers for numbers in objectives):
             return False  # in one step alone they may be equal by chance: of an untrained model, say
-        (value,), right = found[fit.step], objective(theirs[fit.step])
+        (value,), right = objectives[fit.step], objective(theirs[fit.step])
         if value is None or right is None or abs(value - right) > ROUND * abs(right):
             return False
     return not case.ledger.identical_replicas
@@ -139,7 +139,7 @@ def _about(case: Case) -> Sign | None:
         return None
     views = case.base.views(optimizer, first)
     both = sum(float(np.dot(view.total, view.reference)) for view in views)
-    sizes = [sum(norm(value) ** 2 for value in found) for found in ([v.total for v in views], [v.reference for v in views])]
+    sizes = [sum(norm(value) ** 2 for value in arrays) for arrays in ([v.total for v in views], [v.reference for v in views])]
     if not all(sizes) or both / np.sqrt(sizes[0] * sizes[1]) < _ALIKE:
         return None
     factor = both / sizes[1]
@@ -185,14 +185,14 @@ def _behind(case: Case) -> Sign | None:
     parts = {name: fit for name, fit in case.parts.items() if not fit.shares}
     if not parts:
         return None
-    fit = max(parts.values(), key=lambda one: one.elements)
+    fit = max(parts.values(), key=lambda part: part.elements)
     words, _ = _describe(case, fit.scale)
     return Sign(
         f"The gradient of a part of the loss is {words}.",
         (
             f"sum of the replicas' gradients / gradient of one device = {fit.scale:.4f} for "
             f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
-            f"{max(one.after for one in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
+            f"{max(part.after for part in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
             "reach too have no such factor"
         ),
     )
@@ -225,8 +225,8 @@ def _is_hidden(case: Case, fit: Fit) -> bool:
         before = weights_before(runs.reference, fit.optimizer, fit.step, tensor)
         stored = [before, weight_of(ours, tensor), weight_of(theirs, tensor)]
         if None not in stored:
-            start, one, other = aligned([array for array in stored if array is not None])
-            apart += norm(one - other) ** 2
+            start, own, other = aligned([array for array in stored if array is not None])
+            apart += norm(own - other) ** 2
             whole += norm(other - start) ** 2
     return apart < _HIDDEN**2 * whole
 

@@ -60,12 +60,12 @@ class _Lost:
     @property
     def evidence(self) -> str:
         m = self.point.measure
-        told = f"{m.key.tensor}: {m.value}, {m.reference_value:.6g} on one device, in step {self.point.step}"
+        text = f"{m.key.tensor}: {m.value}, {m.reference_value:.6g} on one device, in step {self.point.step}"
         if self.whose:
-            told += f"; the gradient is not finite on replica {numbers(self.whose)}"
+            text += f"; the gradient is not finite on replica {numbers(self.whose)}"
         if self.rows is not None and (self.whose or 0 in self.rows):
-            told += f"; examples per replica in this step: {numbers(self.rows)}"
-        return told
+            text += f"; examples per replica in this step: {numbers(self.rows)}"
+        return text
 
     def cut(self, case: Case) -> None:
         """Limit the comparison to what comes before; for a report alone, to everything except such reports."""
@@ -93,7 +93,7 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
         whose = sorted(
             {r for t in step[min(step)].gradients for r, a in gradients_of(step, t).items() if not np.isfinite(a.norm)}
         )
-        counts = [one.rows for _, one in sorted(step.items())]
+        counts = [local.rows for _, local in sorted(step.items())]
         return whose, [len(rows) for rows in counts if rows is not None] if None not in counts else None
     return [], None
 

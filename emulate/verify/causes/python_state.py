@@ -12,9 +12,9 @@ def _search(case: Case) -> Sign | None:
     first = case.base.first_step("gradient")
     if first is None or case.facts.clips:
         return None
-    found = case.explanation
-    weighted = [fit for fit in found.weighted if not case.are_counts(fit)]
-    if not any(fit.step == first for fit in weighted) and not any(step == first for _, step in found.unexplained):
+    explanation = case.explanation
+    weighted = [fit for fit in explanation.weighted if not case.are_counts(fit)]
+    if not any(fit.step == first for fit in weighted) and not any(step == first for _, step in explanation.unexplained):
         return None
     before = case.base.exceeding[0]
     agrees = rebase_where_turns_matter(case, first)

@@ -33,11 +33,11 @@ def _search_unseeded(case: Case) -> Sign | None:
 def drifted(case: Case) -> str | None:
     """Return other numbers from the same examples, weights and draws, beyond the effect of threads."""
     assert case.repeat is not None
-    found = compare_enough(case.plain, case.repeat, case.noise)
-    if found.is_equivalent_but_for_kinks or found.first is None:
+    comparison = compare_enough(case.plain, case.repeat, case.noise)
+    if comparison.is_equivalent_but_for_kinks or comparison.first is None:
         return None
-    kinds = "losses" if found.first.kind == "loss" else f"{found.first.kind}s"
-    return f"the {kinds} (first {found.first.tensor} in step {found.first.step})"
+    kinds = "losses" if comparison.first.kind == "loss" else f"{comparison.first.kind}s"
+    return f"the {kinds} (first {comparison.first.tensor} in step {comparison.first.step})"
 
 
 def _search_identical(case: Case) -> Sign | None:
@@ -55,14 +55,14 @@ def _identical_in(case: Case, trace: Trace) -> Sign | None:
     where = f" ({', '.join(case.facts.dropout[:2])})" if case.facts.dropout else ""
     what = "mask" if case.facts.dropout else "numbers"
     kinds: tuple[tuple[str, str, Callable[[Step], int]], ...] = (
-        ("replicas", "shard", lambda one: one.replica),
-        ("hosts", "host's share", lambda one: one.host),
+        ("replicas", "shard", lambda local: local.replica),
+        ("hosts", "host's share", lambda local: local.host),
     )
     for who, part, owner in kinds:
-        shared = [found for step in steps if (found := _shared(step, owner)) is not None]
-        same = [found for found in shared if found]
+        shared = [draws for step in steps if (draws := _shared(step, owner)) is not None]
+        same = [draws for draws in shared if draws]
         if same:
-            number = len({owner(one) for one in steps[0].values()})
+            number = len({owner(local) for local in steps[0].values()})
             return _sign(
                 case,
                 f"All {who} draw the same random numbers{where}: example i of every {part} gets the same {what}.",
@@ -76,11 +76,11 @@ def _identical_in(case: Case, trace: Trace) -> Sign | None:
 
 def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) -> Sign | None:
     """Check for some replicas that draw the same: draws for a shard of another size have another shape."""
-    drawing = [step for step in steps if any(one.draws for one in step.values())]
+    drawing = [step for step in steps if any(local.draws for local in step.values())]
     alike = [groups for step in drawing if (groups := _groups(step))]
     if not alike:
         return None
-    digest, group = min(alike[0].items(), key=lambda found: (-len(found[1]), found[1]))
+    digest, group = min(alike[0].items(), key=lambda item: (-len(item[1]), item[1]))
     who = ", ".join(str(replica) for replica in group)
     return _sign(
         case,
@@ -100,18 +100,18 @@ def _sign(case: Case, summary: str, evidence: str) -> Sign:
 
 def _groups(step: StepOfAll) -> dict[str, list[int]]:
     """Return the replicas of each draw that more than one replica made."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for replica, one in sorted(step.items()):
-        for draw in dict.fromkeys(one.draws):
-            found[draw].append(replica)
-    return {draw: replicas for draw, replicas in found.items() if len(replicas) > 1}
+    by_draw: dict[str, list[int]] = defaultdict(list)
+    for replica, local in sorted(step.items()):
+        for draw in dict.fromkeys(local.draws):
+            by_draw[draw].append(replica)
+    return {draw: replicas for draw, replicas in by_draw.items() if len(replicas) > 1}
 
 
 def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
     """Return the draws that all owners made; None with one owner, or if the first made none."""
     draws: dict[int, set[str]] = {}
-    for _, one in sorted(step.items()):
-        draws.setdefault(owner(one), set()).update(one.draws)
+    for _, local in sorted(step.items()):
+        draws.setdefault(owner(local), set()).update(local.draws)
     each = list(draws.values())
     return set.intersection(*each) if len(each) > 1 and each[0] else None
 

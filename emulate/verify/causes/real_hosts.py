@@ -68,11 +68,11 @@ def search(case: Case, run: RunResult | None, places: Sequence[str], words: Word
 
 
 def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) -> Sign | None:
-    known, own = hosts_of_rows(case.topology, optimizer), hosts_of_rows(trace, optimizer)
+    before, own = hosts_of_rows(case.topology, optimizer), hosts_of_rows(trace, optimizer)
     # The first host is as before, and keeps its rows: only what the others take tells something.
     others = {row: hosts - {0} for row, hosts in own.items() if hosts - {0}}
-    common = [row for row in others if row in known]
-    moved = [row for row in common if others[row] - known[row]]
+    common = [row for row in others if row in before]
+    moved = [row for row in common if others[row] - before[row]]
     summary = f"Which examples a host takes, or their contents, {words.hangs}{where}."
     evidence = f"With {words.as_real}, of {len(others)} examples on hosts after the first "
     if len(common) >= _FEWEST and len(moved) >= _OTHER * len(common):
@@ -95,12 +95,12 @@ def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) ->
 
 def _put_together_otherwise(one: Trace, other: Trace, optimizer: str) -> int:
     """Return how many examples of later hosts combine an input of one example with an input of another."""
-    known = set(parts_of_rows(one, optimizer))
-    values = [set(column) for column in zip(*known, strict=True)] if len({len(row) for row in known}) == 1 else []
-    if all(len(seen) < len(known) for seen in values):  # labels, say: each tells many rows
+    rows = set(parts_of_rows(one, optimizer))
+    values = [set(column) for column in zip(*rows, strict=True)] if len({len(row) for row in rows}) == 1 else []
+    if all(len(column) < len(rows) for column in values):  # labels, say: each tells many rows
         return 0
-    others = [row for row in parts_of_rows(other, optimizer, after=0) if len(row) == len(values) and row not in known]
-    return sum(all(part in seen for part, seen in zip(row, values, strict=True)) for row in others)
+    others = [row for row in parts_of_rows(other, optimizer, after=0) if len(row) == len(values) and row not in rows]
+    return sum(all(part in column for part, column in zip(row, values, strict=True)) for row in others)
 
 
 def _input_that_stays(one: Trace, other: Trace, optimizer: str) -> int | None:
@@ -119,10 +119,10 @@ def _stays(pairs: Sequence[tuple[Step, Step]], place: int) -> bool:
     """Return whether an input is the same in all steps. Inputs of equal values, such as labels, prove nothing."""
     telling = 0
     for mine, theirs in pairs:
-        one, other = mine.inputs[place], theirs.inputs[place]
-        if one is None or other is None or not (one.is_complete and other.is_complete) or one.shape != other.shape:
+        array, other = mine.inputs[place], theirs.inputs[place]
+        if array is None or other is None or not (array.is_complete and other.is_complete) or array.shape != other.shape:
             return False
-        rows = one.read()
+        rows = array.read()
         if not np.array_equal(rows, other.read()):
             return False
         telling += len(rows) >= _FEWEST and len(np.unique(rows, axis=0)) > 1

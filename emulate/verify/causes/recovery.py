@@ -29,11 +29,11 @@ def _search_not_recovered(case: Case) -> Sign | None:
     last = recovery.lives.last
     how = "it hung" if last.status == "hung" else f"it failed: {error_line(last.failure, 'without an error message')}"
     where = f"; {last.where}" if last.where else ""
-    summary, told = "The program does not reach its end after a fault", f"{_befell(recovery)}; {_restarts(recovery)}"
+    summary, text = "The program does not reach its end after a fault", f"{_befell(recovery)}; {_restarts(recovery)}"
     if recovery.at_odds:
-        return Sign(f"{summary}: its hosts resumed from different steps.", f"{told}; {_each(recovery)}; then {how}", _AT_ODDS)
+        return Sign(f"{summary}: its hosts resumed from different steps.", f"{text}; {_each(recovery)}; then {how}", _AT_ODDS)
     is_left = not recovery.lives.restarts and last.status == "failed"
-    return Sign(f"{summary}. Without the fault it does.", f"{told}; then {how}{where}", _NOT_STARTED_AGAIN if is_left else None)
+    return Sign(f"{summary}. Without the fault it does.", f"{text}; then {how}{where}", _NOT_STARTED_AGAIN if is_left else None)
 
 
 def _search_not_restored(case: Case) -> Sign | None:
@@ -41,7 +41,7 @@ def _search_not_restored(case: Case) -> Sign | None:
     if recovery is None or recovery.result != "different" or not recovery.not_restored:
         return None
     names = list(recovery.not_restored)
-    hosts = sorted({host for found in recovery.not_restored.values() for host in found})
+    hosts = sorted({host for of_variable in recovery.not_restored.values() for host in of_variable})
     step = next(step for step in recovery.went_on_from if step)
     return Sign(
         (
@@ -96,7 +96,7 @@ def _of_other_steps(recovery: Recovery) -> Sign:
     """Report that the result is the same as without the fault, as far as it goes."""
     assert recovery.other_steps is not None
     optimizer, made, wanted = recovery.other_steps
-    was_told = any(isinstance(one.fault, Preempt) for one in recovery.lives.fired)
+    was_told = any(isinstance(firing.fault, Preempt) for firing in recovery.lives.fired)
     if was_told and made < wanted and not recovery.lives.restarts:
         return Sign(
             "After SIGTERM the program ends with exit code 0, as if it were finished. No scheduler starts it again.",

@@ -77,8 +77,8 @@ def _is_steady(fits: tuple[Fit, ...]) -> bool:
     first = sizes[0]
     return all(
         abs(a - b) <= 0.01 * max(abs(a), abs(b), 1e-30)
-        for one in sizes
-        for name, pair in one.items()
+        for decay in sizes
+        for name, pair in decay.items()
         if name in first
         for a, b in zip(pair, first[name], strict=True)
     )

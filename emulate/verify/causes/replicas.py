@@ -89,7 +89,7 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
     return Sign(
         "Gradients are not summed over the replicas: each replica trains its own model.",
         f"After step {k} {variables} between replicas, and each replica's update {how}",
-        _OUTSIDE if any(one.outside for one in step.values()) else None,
+        _OUTSIDE if any(local.outside for local in step.values()) else None,
         tensors=[apart.tensor],
     )
 
@@ -97,10 +97,10 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
 def _is_of_own(trace: Trace, optimizer: str, k: int, replica: int) -> bool:
     """Return whether a replica's update is a multiple of its own gradient, and none of the sum."""
     step = complete(trace, optimizer)[k]
-    made = [_update(trace, optimizer, k, replica, step, tensor) for tensor in names_of(step)]
-    known = [one for one in made if one is not None and replica in one[1]]
-    of_sum = one_factor([(update, np.sum(list(gradients.values()), axis=0)) for update, gradients in known])
-    return of_sum is None and one_factor([(update, gradients[replica]) for update, gradients in known]) is not None
+    updates = [_update(trace, optimizer, k, replica, step, tensor) for tensor in names_of(step)]
+    usable = [pair for pair in updates if pair is not None and replica in pair[1]]
+    of_sum = one_factor([(update, np.sum(list(gradients.values()), axis=0)) for update, gradients in usable])
+    return of_sum is None and one_factor([(update, gradients[replica]) for update, gradients in usable]) is not None
 
 
 def _all_follow_one(case: Case) -> Sign | None:
@@ -126,8 +126,8 @@ def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) 
     topology = case.base.runs.topology
     step = complete(topology, optimizer)[k]
     shares = {r: _share(topology, optimizer, k, min(step), r, tensors) for r in step}
-    known = [r for r, share in shares.items() if share is not None and share >= _FOLLOWS]
-    replica = known[0] if len(known) == 1 else _whose_update(case, topology, optimizer, k, min(step), tensors)
+    followed = [r for r, share in shares.items() if share is not None and share >= _FOLLOWS]
+    replica = followed[0] if len(followed) == 1 else _whose_update(case, topology, optimizer, k, min(step), tensors)
     if replica is None:
         return None
     whose = "" if len(tensors) == len(names_of(step)) else f" of {names_in_words(tensors)}"
@@ -139,10 +139,10 @@ def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) 
                 f"follows replica {replica}'s gradient in {shares[replica]:.1%} of the elements where it and the sum have "
                 "opposite signs"
             )
-            if known
+            if followed
             else f"is the same multiple of replica {replica}'s gradient as on one device of its gradient"
         ),
-        _OUTSIDE if any(one.outside for one in step.values()) else None,
+        _OUTSIDE if any(local.outside for local in step.values()) else None,
         tensors=tensors,
     )
 
@@ -158,10 +158,10 @@ def _whose_update(
     ours = [_update(topology, optimizer, k, updated, step, tensor) for tensor in tensors or names_of(step)]
     alone = steps[k]
     theirs = [_update(reference, optimizer, k, min(alone), alone, tensor) for tensor in tensors or names_of(alone)]
-    wanted = one_factor([(one[0], np.sum(list(one[1].values()), axis=0)) for one in theirs if one is not None])
-    factors = {r: one_factor([(one[0], one[1][r]) for one in ours if one is not None and r in one[1]]) for r in step}
-    found = [r for r, factor in factors.items() if factor and wanted and abs(factor / wanted - 1) < ROUND]
-    return found[0] if len(found) == 1 else None
+    wanted = one_factor([(pair[0], np.sum(list(pair[1].values()), axis=0)) for pair in theirs if pair is not None])
+    factors = {r: one_factor([(pair[0], pair[1][r]) for pair in ours if pair is not None and r in pair[1]]) for r in step}
+    matching = [r for r, factor in factors.items() if factor and wanted and abs(factor / wanted - 1) < ROUND]
+    return matching[0] if len(matching) == 1 else None
 
 
 _OUTSIDE = "If the update is outside of Strategy.run"
@@ -185,7 +185,7 @@ def _averages_updates(case: Case) -> Sign | None:
         return None
     first = next(p for p in out if p.measure.key.kind == "weight")
     case.explain_update(k)
-    is_outside = any(one.outside for one in complete(case.base.runs.topology, "tape")[k].values())
+    is_outside = any(local.outside for local in complete(case.base.runs.topology, "tape")[k].values())
     return Sign(
         "Gradients are not summed over the replicas: "
         + (
@@ -217,10 +217,10 @@ def _share(
     step = complete(trace, optimizer)[k]
     right, telling = 0, 0
     for tensor in tensors or names_of(step):
-        found = _update(trace, optimizer, k, updated, step, tensor)
-        if found is None or source not in found[1]:
+        pair = _update(trace, optimizer, k, updated, step, tensor)
+        if pair is None or source not in pair[1]:
             continue
-        update, gradients = found
+        update, gradients = pair
         own, whole = gradients[source], np.sum(list(gradients.values()), axis=0)
         at = (own * whole < 0) & (np.abs(own) > 1e-3 * largest(own)) & (np.abs(whole) > 1e-3 * largest(whole)) & (update != 0)
         right += int((update[at] * own[at] < 0).sum())
@@ -237,8 +237,8 @@ def _update(
     stored = gradients_of(step, tensor)
     if after is None or before is None or not stored or after.shape != before.shape:
         return None
-    one, other, *gradients = aligned([after, before, *stored.values()])
-    return one - other, dict(zip(stored, gradients, strict=True))
+    new, old, *gradients = aligned([after, before, *stored.values()])
+    return new - old, dict(zip(stored, gradients, strict=True))
 
 
 def _search_disagree(case: Case) -> Sign | None:
@@ -266,17 +266,17 @@ def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
     if apart.optimizer is None:
         return ""
     step = complete(trace, apart.optimizer)[apart.step]
-    one, other = (int(group[0].rsplit(" ", 1)[1]) for group in apart.groups[:2])
+    first, other = (int(group[0].rsplit(" ", 1)[1]) for group in apart.groups[:2])
     factor = factor_of_updates(
         [
-            weights_before(trace, apart.optimizer, apart.step, tensor, one),
-            *(weight_of({replica: step[replica]}, tensor) for replica in (other, one)),
+            weights_before(trace, apart.optimizer, apart.step, tensor, first),
+            *(weight_of({replica: step[replica]}, tensor) for replica in (other, first)),
         ]
         for tensor in names_of(step)
     )
     if factor is None or abs(factor - 1) < ROUND:
         return ""
-    return f"; in that step every weight changes {factor:.4g}x as much on replica {other} as on replica {one}"
+    return f"; in that step every weight changes {factor:.4g}x as much on replica {other} as on replica {first}"
 
 
 def _groups(apart: Disagreement) -> str:

@@ -38,11 +38,11 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     Returns:
         What agrees with it, in words; None where it does not explain them, or where grouping matters otherwise than asked.
     """
-    found = _explaining(case, step)
-    if found is None or _explains(case, f"{found.switch}-regrouped", step, found.first) == grouping_matters:
+    way = _explaining(case, step)
+    if way is None or _explains(case, f"{way.switch}-regrouped", step, way.first) == grouping_matters:
         return None
-    told = _rebase(case, step, found)
-    return told if grouping_matters else f"{told}, however the examples are grouped"
+    agreement = _rebase(case, step, way)
+    return agreement if grouping_matters else f"{agreement}, however the examples are grouped"
 
 
 def rebase_where_turns_matter(case: Case, step: int) -> str | None:
@@ -55,13 +55,13 @@ def rebase_where_turns_matter(case: Case, step: int) -> str | None:
     Returns:
         What agrees with it, and what does not, in words; None where it does not explain the gradients, or turns do not matter.
     """
-    found = _explaining(case, step)
-    if found is None or _explains(case, f"{found.switch}-regrouped", step, found.first):
+    way = _explaining(case, step)
+    if way is None or _explains(case, f"{way.switch}-regrouped", step, way.first):
         return None
-    backwards = f"{found.switch}-backwards"
-    if _apart(case, backwards, step, found.first) is None or _explains(case, backwards, step, found.first):
+    backwards = f"{way.switch}-backwards"
+    if _apart(case, backwards, step, way.first) is None or _explains(case, backwards, step, way.first):
         return None
-    return f"{_rebase(case, step, found)}; in the reverse order of the replicas it does not"
+    return f"{_rebase(case, step, way)}; in the reverse order of the replicas it does not"
 
 
 def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
@@ -76,8 +76,8 @@ def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
     """
     if not is_possible(case) or not case.facts.numbered or _explaining(case, step) is not None:
         return None
-    found = _explaining(case, step, "-numbered")
-    return f"{_rebase(case, step, found)} only after it gets the number of each replica" if found is not None else None
+    way = _explaining(case, step, "-numbered")
+    return f"{_rebase(case, step, way)} only after it gets the number of each replica" if way is not None else None
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,19 @@ def _explains(case: Case, switch: str, step: int, first: bool) -> bool:
     return explains_up_to(_apart(case, switch, step, first), step, case.base)
 
 
-def _rebase(case: Case, step: int, found: _Found) -> str:
-    again = found.comparison
+def _rebase(case: Case, step: int, way: _Found) -> str:
+    again = way.comparison
     if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
         case.unreachable.append(
             "losses and metrics: one device that processes the replicas one after the other reports them in a different way"
         )
-    if found.first:
+    if way.first:
         case.unreachable.append(f"everything except the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
     case.rebase(again)
-    case.clips_the_sum = found.switch in _SUMS_AT_TAPES
+    case.clips_the_sum = way.switch in _SUMS_AT_TAPES
     case.notes.append(NOTE)
-    agreement = "has the same gradients" if found.first else _agreement(again)
+    agreement = "has the same gradients" if way.first else _agreement(again)
     return f"one device that processes the replicas one after the other and adds up their gradients {agreement}"
 
 
@@ -173,17 +173,17 @@ def explains_a_sum(case: Case, step: int) -> bool:
     if not is_possible(case):
         return False
     ways = itertools.product(_SUMS, _of_first_alone(case))
-    found = next((way for way in ways if explains_up_to(_apart(case, way[0], step, way[1]), step, case.base)), None)
-    return found is not None and not _explains(case, f"{found[0]}-regrouped", step, found[1])
+    way = next((way for way in ways if explains_up_to(_apart(case, way[0], step, way[1]), step, case.base)), None)
+    return way is not None and not _explains(case, f"{way[0]}-regrouped", step, way[1])
 
 
 def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:
     """Return whether the gradients agree up to and in the step that differed before, and a difference would be visible."""
     if again is None:
         return False
-    found = again.first_step("initial-weight", "gradient", "weight")
+    onset = again.first_step("initial-weight", "gradient", "weight")
     compared = any(p.step == step and p.measure.key.kind == "gradient" for p in again.points)
-    return compared and (found is None or found > step) and _would_show(again, before, step)
+    return compared and (onset is None or onset > step) and _would_show(again, before, step)
 
 
 def _would_show(again: Comparison, before: Comparison, step: int) -> bool:

@@ -24,8 +24,8 @@ def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
         p.step for p in case.base.exceeding if p.measure.key.kind in ("gradient", "weight") and not _scaled_only(case, p)
     ]
     clean = min(trained, default=None)
-    found = [p for p in case.left() if is_of_kind(p) and (clean is None or p.step < clean)]
-    return [p for p in found if p.measure.key == found[0].measure.key]
+    points = [p for p in case.left() if is_of_kind(p) and (clean is None or p.step < clean)]
+    return [p for p in points if p.measure.key == points[0].measure.key]
 
 
 def _scaled_only(case: Case, point: Point) -> bool:
@@ -41,7 +41,7 @@ def _search_loss(case: Case) -> Sign | None:
         return None
     name = wrong[0].measure.key.tensor
     m = wrong[0].measure
-    told = (
+    evidence = (
         f"{name} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
         f"{wrong[0].factor:.4f}, {_factors(wrong)}); the gradients and weights of these steps agree"
     )
@@ -50,11 +50,11 @@ def _search_loss(case: Case) -> Sign | None:
     progress = _progress(case, wrong) if what == _ANY else None
     if progress is not None:
         case.explain_aside(lambda point: point.measure.key.kind == "loss")
-        return Sign(f"The loss {name} {progress[0]}", told, progress[1], advice=True)
+        return Sign(f"The loss {name} {progress[0]}", evidence, progress[1], advice=True)
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
-    told += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
+    evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
-    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", told, fix)
+    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", evidence, fix)
 
 
 def _beside_the_loss(case: Case) -> set[str]:
@@ -66,10 +66,10 @@ def _beside_the_loss(case: Case) -> set[str]:
     for point in case.base.points:
         if point.measure.key.kind == "loss" and _TAKEN.search(point.measure.key.tensor):
             values.setdefault(point.measure.key.tensor, []).append((point.step, point.measure.reference_value or 0.0))
-    factors = {name: _factors_of_trained(case, found) for name, found in values.items()}
-    trained = [name for name, known in factors.items() if any(abs(factor - 1) < ROUND for factor in known)]
+    factors = {name: _factors_of_trained(case, series) for name, series in values.items()}
+    trained = [name for name, its in factors.items() if any(abs(factor - 1) < ROUND for factor in its)]
     return {
-        name for name, known in factors.items() if not known and any(len(values[name]) == len(values[one]) for one in trained)
+        name for name, its in factors.items() if not its and any(len(values[name]) == len(values[other]) for other in trained)
     }
 
 
@@ -78,13 +78,13 @@ _TAKEN = re.compile(r"/(reduce|local result)( \d+)?$")
 
 def _factors_of_trained(case: Case, values: Sequence[tuple[int, float]]) -> list[float]:
     """Return, for each optimizer, the factor between the numbers of all steps and its objective, if there is one."""
-    found = []
+    factors = []
     for name in case.base.runs.optimizers:
         objectives = [objective(reference) for _, reference in case.base.runs.pairs(name)]
         ratios = [value / (objectives[step] or math.nan) for step, value in values if step < len(objectives)]
         if ratios and all(abs(ratio - ratios[0]) <= ROUND * abs(ratios[0]) for ratio in ratios):
-            found.append(ratios[0])
-    return found
+            factors.append(ratios[0])
+    return factors
 
 
 def _reports(case: Case, wrong: Sequence[Point]) -> list[Report]:
@@ -102,8 +102,8 @@ def _of_logs(case: Case) -> str:
     """Return the text about Keras's logs in `fit`: of the program's own `train_step`, or of Keras's."""
     if _has_central_storage(case) or _has_old_keras(case):
         return _OF_CENTRAL_STORAGE if _has_central_storage(case) else _OF_OLD_KERAS
-    told = [event["own_train_step"] for _, event in case.untouched.of("program") if "own_train_step" in event]
-    return _OF_A_TRAIN_STEP if any(told) or not told else _OF_FIT
+    are_own = [event["own_train_step"] for _, event in case.untouched.of("program") if "own_train_step" in event]
+    return _OF_A_TRAIN_STEP if any(are_own) or not are_own else _OF_FIT
 
 
 def _has_central_storage(case: Case) -> bool:
@@ -172,16 +172,16 @@ def _search_metric(case: Case) -> Sign | None:
     m = wrong[0].measure
     progress = _progress(case, wrong)
     (case.explain if progress is None else case.explain_aside)(lambda point: point.measure.key.kind == "metric")
-    told = (
+    evidence = (
         f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
         f"({_factors(wrong)}); the gradients, weights and losses of these steps agree"
     )
     if progress is not None:
-        return Sign(f"The metric {m.key.tensor} {progress[0]}", told, progress[1], advice=True)
+        return Sign(f"The metric {m.key.tensor} {progress[0]}", evidence, progress[1], advice=True)
     is_of_strategy = _has_central_storage(case) and m.key.tensor.startswith(("batch/", "epoch"))
     fix = _OF_CENTRAL_STORAGE if is_of_strategy else _OF_OLD_KERAS if _has_old_keras(case) else None
     summary = f"The metric {m.key.tensor} does not cover the examples of all replicas."
-    return Sign(summary, told, fix)
+    return Sign(summary, evidence, fix)
 
 
 def _search_number(case: Case) -> Sign | None:

@@ -37,11 +37,11 @@ def _search_batches(case: Case) -> Sign | None:
         return _divided(case, ledger)
     if ledger.times_as_large == 1 or ledger.lost > 0:
         return None
-    seen, expected = ledger.sizes(0)
+    size, expected = ledger.sizes(0)
     return Sign(
         f"Every step has {ledger.times_as_large}x as many examples as on one device, in another order.",
         (
-            f"Step 0 has {seen} examples, {expected} on one device; no example repeats before all others have come. "
+            f"Step 0 has {size} examples, {expected} on one device; no example repeats before all others have come. "
             f"One device has {ledger.rows_in_all[1]} examples in {len(ledger.reference)} steps, this run "
             f"{ledger.rows_in_all[0]} in {len(ledger.topology)}"
         ),
@@ -51,14 +51,14 @@ def _search_batches(case: Case) -> Sign | None:
 def _divided(case: Case, ledger: Ledger) -> Sign:
     """Report a batch that the program divides, and the strategy divides again: an epoch has that many times the steps."""
     case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
-    seen, expected = ledger.sizes(0)
+    size, expected = ledger.sizes(0)
     return Sign(
         (
             f"A step has 1/{ledger.times_as_small} of the examples of one device's batch, and an epoch has "
             f"{ledger.times_as_small}x as many steps."
         ),
         (
-            f"Step 0 has {seen} examples, {expected} on one device; {ledger.times_as_small} steps in a row have the "
+            f"Step 0 has {size} examples, {expected} on one device; {ledger.times_as_small} steps in a row have the "
             "examples of one step there, in its order"
         ),
         _GLOBAL,
@@ -119,11 +119,11 @@ def _alike(case: Case) -> Sign | None:
 
 def _is_alike(step: StepOfAll) -> bool:
     """Return whether several replicas have one loss, which is not 0, and the same gradients."""
-    losses = {one.objective for one in step.values()}
+    losses = {local.objective for local in step.values()}
     if len(step) < 2 or len(losses) != 1 or None in losses or 0 in losses:
         return False
-    found = [gradients_of(step, tensor) for tensor in names_of(step)]
-    return all(len(one) == len(step) and _are_same([array.read() for array in one.values()]) for one in found)
+    gradients = [gradients_of(step, tensor) for tensor in names_of(step)]
+    return all(len(parts) == len(step) and _are_same([array.read() for array in parts.values()]) for parts in gradients)
 
 
 def _are_same(arrays: Sequence[Array]) -> bool:
@@ -182,14 +182,14 @@ def _remainder(case: Case, ledger: Ledger) -> Sign:
 
 def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
     k = ledger.first_apart or 0
-    seen, expected = ledger.sizes(k)
+    size, expected = ledger.sizes(k)
     # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
     case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     end = f"The run ends after {len(ledger.topology)} steps, one device continues. " if ledger.ended else ""
     return Sign(
         rows,
         (
-            f"{end}Step {k}, the first that differs, has {seen} examples on {len(ledger.hosts)} replicas and "
+            f"{end}Step {k}, the first that differs, has {size} examples on {len(ledger.hosts)} replicas and "
             f"{expected} on one device. "
         )
         + _four_numbers(ledger),
@@ -256,8 +256,8 @@ def _moved(ledger: Ledger) -> int:
     theirs = [sorted(rows) for rows in ledger.reference]
     most = 0 if ledger.ended else ledger.num_steps - max(_FEWEST, ledger.num_steps // 2)
     for k in range(1, most + 1):
-        for by, one, other in ((k, theirs, ours), (-k, ours, theirs)):
-            if all(early == late for early, late in zip(one[k:], other, strict=False)):
+        for by, shifted, other in ((k, theirs, ours), (-k, ours, theirs)):
+            if all(early == late for early, late in zip(shifted[k:], other, strict=False)):
                 return by
     return 0
 

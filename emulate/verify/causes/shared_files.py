@@ -62,8 +62,8 @@ def _harmless(case: Case) -> set[str]:
 def _of_faults(case: Case) -> Sign | None:
     if case.recovery is None or case.recovery.result != "different":
         return None
-    found = [path for path in _met_with_faults(case) if path not in _harmless(case)]
-    return _sign(found, "the run with faults ends with another result than the run without them")
+    paths = [path for path in _met_with_faults(case) if path not in _harmless(case)]
+    return _sign(paths, "the run with faults ends with another result than the run without them")
 
 
 def _met_with_faults(case: Case) -> Sequence[str]:

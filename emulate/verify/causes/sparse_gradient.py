@@ -42,7 +42,7 @@ def _of_the_optimizer(case: Case) -> Sign | None:
     steps = complete(case.base.runs.topology, optimizer)
     if apart >= len(steps):
         return None
-    sparse = {name for one in steps[apart].values() for name, array in one.gradients.items() if array.rows is not None}
+    sparse = {name for local in steps[apart].values() for name, array in local.gradients.items() if array.rows is not None}
     tensors = sorted({point.measure.key.tensor for point in out})
     if not set(tensors) <= sparse:
         return None

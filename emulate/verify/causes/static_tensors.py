@@ -37,7 +37,7 @@ def _search_split_of_batch(case: Case) -> Sign | None:
     for alone, ours in _steps(case):
         arrays = _arrays(alone)
         static = _static_of_batch(arrays)
-        if split := sorted(_split(static, ours), key=lambda one: not _relates_rows(static[one[0]])):
+        if split := sorted(_split(static, ours), key=lambda item: not _relates_rows(static[item[0]])):
             return _sign(static, split, "; one device that processes the replicas one after the other has the same gradients")
     return None
 
@@ -71,25 +71,25 @@ def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]], besid
 def _arrays(steps: list[Step]) -> dict[int, list[Array]]:
     """Return, by place, the arguments that were recorded in all steps and have rows."""
     arrays = {at: [_whole(step, at) for step in steps] for at in range(min(len(step.inputs) for step in steps))}
-    known = {at: [one for one in of_steps if one is not None] for at, of_steps in arrays.items()}
-    return {at: of_steps for at, of_steps in known.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
+    recorded = {at: [array for array in of_steps if array is not None] for at, of_steps in arrays.items()}
+    return {at: of_steps for at, of_steps in recorded.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
 
 
 def _static_inputs(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
     """Return arguments that no step changes, with other lengths than those that change: labels may be constant, too."""
     same = _same(arrays)
-    batch = {len(one) for at, of_steps in arrays.items() if at not in same for one in of_steps}
+    batch = {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
     return {at: array for at, array in same.items() if batch and len(array) not in batch}
 
 
 def _same(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
-    return {at: found[0] for at, found in arrays.items() if all(np.array_equal(found[0], one) for one in found)}
+    return {at: of_steps[0] for at, of_steps in arrays.items() if all(np.array_equal(of_steps[0], array) for array in of_steps)}
 
 
 def _static_of_batch(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
     """Return constant arguments as long as the batch, or with a column for each example, but no labels."""
     same = _same(arrays)
-    batch = {len(one) for at, of_steps in arrays.items() if at not in same for one in of_steps}
+    batch = {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
     return {at: array for at, array in same.items() if _relates_rows(array) or (len(array) in batch and _is_table(array))}
 
 
@@ -109,7 +109,7 @@ def _relates_rows(array: Array) -> bool:
     if (wide == wide[:1]).all() or (np.count_nonzero(wide, axis=1) < 2).all():
         return False
     sums = [wide.sum(axis=axis) for axis in (0, 1) if (wide >= 0).all()]
-    return np.allclose(wide, wide.T, _CLOSE) or any(np.allclose(one, 1.0, _CLOSE) for one in sums)
+    return np.allclose(wide, wide.T, _CLOSE) or any(np.allclose(total, 1.0, _CLOSE) for total in sums)
 
 
 def _whole(step: Step, at: int) -> Array | None:
@@ -119,21 +119,21 @@ def _whole(step: Step, at: int) -> Array | None:
 
 def _shares(tensor: Array, at: int, steps: list[StepOfAll]) -> list[int]:
     """Return how many rows of a static tensor each replica has; empty unless together they are the tensor."""
-    parts = [_whole(one, at) for _, one in sorted(steps[0].items())]
-    known = [part for part in parts if part is not None and part.shape[1:] == tensor.shape[1:]]
-    if len(known) < len(parts) or not np.array_equal(np.concatenate(known), tensor):
+    parts = [_whole(local, at) for _, local in sorted(steps[0].items())]
+    matching = [part for part in parts if part is not None and part.shape[1:] == tensor.shape[1:]]
+    if len(matching) < len(parts) or not np.array_equal(np.concatenate(matching), tensor):
         return []
-    return [len(part) for part in known]
+    return [len(part) for part in matching]
 
 
 def _search_in_graph(case: Case) -> Sign | None:
-    found = sorted(case.facts.constants, key=lambda one: -int(one["bytes"]))
-    if not found:
+    constants = sorted(case.facts.constants, key=lambda constant: -int(constant["bytes"]))
+    if not constants:
         return None
-    largest = found[0]
+    largest = constants[0]
     copies = int(largest["copies"])
     size = f"{int(largest['bytes']) / 2**20:.0f} MiB"
-    more = f"; {len(found) - 1} more such constants" if len(found) > 1 else ""
+    more = f"; {len(constants) - 1} more such constants" if len(constants) > 1 else ""
     return Sign(
         f"An array of {size} is a constant of the graph ({largest['where'] or 'in a library'}).",
         (

@@ -38,7 +38,7 @@ def _search_uneven(case: Case) -> Sign | None:
 
 def _rows(case: Case, fit: Fit) -> list[int]:
     step = complete(case.base.runs.topology, fit.optimizer)[fit.step]
-    return [len(one.rows or ()) for _, one in sorted(step.items())]
+    return [len(local.rows or ()) for _, local in sorted(step.items())]
 
 
 def _even_steps(case: Case, fits: tuple[Fit, ...]) -> str:
@@ -96,14 +96,14 @@ def _behind(case: Case) -> Sign | None:
     parts = {name: fit for name, fit in case.parts.items() if _is_apart(fit) and case.are_counts(fit)}
     if not parts:
         return None
-    fit = max(parts.values(), key=lambda one: one.before)
+    fit = max(parts.values(), key=lambda part: part.before)
     shares = numbers([f"{share:.3f}" for _, share in sorted(fit.shares.items())])
     return Sign(
         "Each replica divides a part of its loss by its own count instead of the count over all replicas.",
         (
             f"For {names_in_words(list(parts))} the sum of the replicas' gradients is up to {fit.before:.1%} off (L2) "
             f"in step {fit.step}; with the replicas weighted by {shares} the remaining error is "
-            f"{max(one.after for one in parts.values()):.1f}x "
+            f"{max(part.after for part in parts.values()):.1f}x "
             "the noise floor; variables that other parts of the loss reach too have no such weights"
         ),
         _fix(case),

@@ -48,11 +48,11 @@ def ends_otherwise(run: RunResult, where: str, without: str) -> Sign:
 
 
 def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
-    one, own = hosts_of_rows(case.topology, optimizer), hosts_of_rows(trace, optimizer)
+    before, own = hosts_of_rows(case.topology, optimizer), hosts_of_rows(trace, optimizer)
     # The first host keeps its seed, and with it its rows: only what the others take tells something.
     others = {row: hosts - {0} for row, hosts in own.items() if hosts - {0}}
-    common = [row for row, hosts in one.items() if row in others and len(hosts) == 1]
-    moved = sum(1 for row in common if others[row] != one[row])
+    common = [row for row, hosts in before.items() if row in others and len(hosts) == 1]
+    moved = sum(1 for row in common if others[row] != before[row])
     if len(common) < _FEWEST:
         case.notes.append(
             "The program does not seed all generators that it uses. With a different seed on each host the examples "
@@ -71,7 +71,7 @@ def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
         (
             f"With a different seed on each host, {moved} of {len(common)} examples move to another host (of those "
             f"that hosts after the first have in both runs). The same steps then have {len(own)} different examples "
-            f"instead of {len(one)}"
+            f"instead of {len(before)}"
         ),
     )
 
@@ -88,10 +88,10 @@ def numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | No
     Returns:
         The sign; None where the numbers agree.
     """
-    found = compare_enough(case.topology, trace, case.noise)
-    if found.is_equivalent_but_for_kinks or found.first is None:
+    comparison = compare_enough(case.topology, trace, case.noise)
+    if comparison.is_equivalent_but_for_kinks or comparison.first is None:
         return None
-    first = found.first
+    first = comparison.first
     what = "losses" if first.kind == "loss" else f"{first.kind}s"
     return Sign(
         summary,

@@ -83,17 +83,17 @@ def _set_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[s
     """Return an optimizer's settings that differ between the runs, in words."""
     rates = _rates(ours, theirs)
     of_step = " of its second step" if ours.get("scheduled") else ""
-    found = []
+    texts = []
     if rates and _is_other(1 + (rates[0] - rates[1]) / (abs(rates[1]) or 1.0)):
-        found.append(f"the learning rate{of_step} is {rates[0]:.4g}, {rates[1]:.4g} on one device")
+        texts.append(f"the learning rate{of_step} is {rates[0]:.4g}, {rates[1]:.4g} on one device")
     apart = _differing(ours.get("settings", {}), theirs.get("settings", {}))
-    return found + [f"{name} is {one:.4g}, {other:.4g} on one device" for name, (one, other) in apart.items()]
+    return texts + [f"{name} is {value:.4g}, {other:.4g} on one device" for name, (value, other) in apart.items()]
 
 
 def _rates(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return an optimizer's initial learning rates, if both are known."""
-    one, other = ours.get("learning_rate"), theirs.get("learning_rate")
-    return None if one is None or other is None else (float(one), float(other))
+    rate, other = ours.get("learning_rate"), theirs.get("learning_rate")
+    return None if rate is None or other is None else (float(rate), float(other))
 
 
 def _differing(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -131,8 +131,8 @@ def _exact(factor: float) -> float:
 
 def _known(trace: Trace, optimizer: str) -> Mapping[str, Any]:
     """Return what the probe learned about an optimizer."""
-    known = (event.get("optimizers", {}).get(optimizer) for _, event in trace.of("program"))
-    return next((one for one in known if one), {})
+    entries = (event.get("optimizers", {}).get(optimizer) for _, event in trace.of("program"))
+    return next((entry for entry in entries if entry), {})
 
 
 def first_of_update(case: Case) -> Point | None:

@@ -130,8 +130,8 @@ def _of_copies(case: Case) -> Sign | None:
         return None
     for optimizer in case.base.runs.optimizers:
         for k, step in enumerate(complete(case.base.runs.topology, optimizer)[:onset]):
-            names = list(dict.fromkeys(name for one in step.values() for name in one.state))
-            apart = [name for name in names if len({one.state[name].digest for one in step.values() if name in one.state}) > 1]
+            names = list(dict.fromkeys(name for own in step.values() for name in own.state))
+            apart = [name for name in names if len({own.state[name].digest for own in step.values() if name in own.state}) > 1]
             if apart:
                 case.cut(onset, f"the replicas have different values of {names_in_words(apart, 1)}")
                 return Sign(
@@ -146,7 +146,7 @@ def _of_copies(case: Case) -> Sign | None:
 
 
 def _is_of_replicas(case: Case, scale: float) -> bool:
-    return any(abs(scale / one - 1) < ROUND for one in (float(case.num_replicas), 1 / case.num_replicas))
+    return any(abs(scale / count - 1) < ROUND for count in (float(case.num_replicas), 1 / case.num_replicas))
 
 
 _IN_THE_SCOPE = "If all replicas share one variable"
@@ -165,8 +165,8 @@ def is_assigned(case: Case, point: Point) -> bool:
 
 
 def _value(trace: Trace, key: Key, step: int) -> StoredArray | None:
-    one = complete(trace, key.optimizer)[step]
-    return weight_of(one, key.tensor) if key.kind == "weight" else state_of(one, key.tensor)
+    of_all = complete(trace, key.optimizer)[step]
+    return weight_of(of_all, key.tensor) if key.kind == "weight" else state_of(of_all, key.tensor)
 
 
 def _before(trace: Trace, key: Key, step: int) -> StoredArray | None:
