@@ -56,7 +56,7 @@ def find_capability() -> Capability:
     if sys.platform != "linux":
         return Capability(None, "only Linux has namespaces", "only Linux has namespaces")
     tried = [_try(flags) for flags in ((0,) if os.geteuid() == 0 else ()) + (system.CLONE_NEWUSER,)]
-    return min(tried, key=lambda one: bool(one.network) + bool(one.overlay))
+    return min(tried, key=lambda capability: bool(capability.network) + bool(capability.overlay))
 
 
 def _try(flags: int) -> Capability:
@@ -122,13 +122,13 @@ def describe_isolation() -> dict[str, dict[str, Any]]:
         >>> sorted(describe_isolation())
         ['copy_on_write', 'faults_of_links', 'own_network']
     """
-    found = find_capability()
-    no_links = found.network or why_no_devices()
+    capability = find_capability()
+    no_links = capability.network or why_no_devices()
     inside = "The ports of several hosts are in a private network, which other machines and users cannot reach."
-    ports = _UNPROTECTED if found.network else inside
+    ports = _UNPROTECTED if capability.network else inside
     return {
-        "own_network": {"available": not found.network, "why": found.network or None, "ports": ports},
-        "copy_on_write": {"available": not found.overlay, "why": found.overlay or None},
+        "own_network": {"available": not capability.network, "why": capability.network or None, "ports": ports},
+        "copy_on_write": {"available": not capability.overlay, "why": capability.overlay or None},
         "faults_of_links": {"available": not no_links, "why": no_links or None},
     }
 

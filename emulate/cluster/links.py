@@ -136,10 +136,10 @@ def _make_device(own: str) -> int:
 def _slowest(faults: Sequence[Fault], num_hosts: int) -> Mapping[int, tuple[float, float]]:
     """Return the latency and loss of each host's packets."""
     links = [fault for fault in faults if isinstance(fault, Link)]
-    own = {host: [one for one in links if one.host in (None, host)] for host in range(num_hosts)}
+    own = {host: [link for link in links if link.host in (None, host)] for host in range(num_hosts)}
     return {
-        host: (max((one.latency for one in known), default=0.0), max((one.loss for one in known), default=0.0))
-        for host, known in own.items()
+        host: (max((link.latency for link in host_links), default=0.0), max((link.loss for link in host_links), default=0.0))
+        for host, host_links in own.items()
     }
 
 
