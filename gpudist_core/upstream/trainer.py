@@ -334,6 +334,6 @@ def seed() -> int | None:
     from keras.src.utils import rng_utils
 
     # Keras 3.8 remembers no seed of its own: set_random_seed gives it to TensorFlow.
-    known = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
-    last_seed: int | None = known()
+    get_seed = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
+    last_seed: int | None = get_seed()
     return last_seed
