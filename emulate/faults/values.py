@@ -43,8 +43,8 @@ class Fault:
             self._must(holds, f"A fault's {field.name} must be {wanted}")
 
     def __str__(self) -> str:
-        given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
-        return f"{self.kind}:" + ",".join(f"{name}={_short(name, value)}" for name, value in given)
+        given = {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) != field.default}
+        return f"{self.kind}:" + ",".join(f"{name}={_short(name, value)}" for name, value in given.items())
 
     @property
     def is_final(self) -> bool:
