@@ -91,6 +91,7 @@ def enter(flags: int) -> None:
     if flags & system.CLONE_NEWUSER:
         system.map_own_ids(uid, gid)
     if flags & system.CLONE_NEWNS:
+        # Where `/` is shared, as systemd makes it, root's mounts would show in the whole system.
         system.mount("none", "/", None, system.MS_REC | system.MS_PRIVATE)
     if flags & system.CLONE_NEWNET:
         system.bring_up_loopback()
@@ -107,6 +108,7 @@ def _use_overlay(flags: int) -> None:
     for name in ("lower", "upper", "work"):
         (place / name).mkdir()
     options = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
+    # Only root outside of user namespaces may write the `trusted.*` attributes of an overlay: `userxattr` is of Linux 5.11.
     system.mount("overlay", str(place / "lower"), "overlay", 0, options + (",userxattr" if flags else ""))
     (place / "lower" / "file").touch()
 

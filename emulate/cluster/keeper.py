@@ -66,6 +66,7 @@ class Wakeups:
         self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
             end.setblocking(False)
+        # Python writes to the wakeup descriptor only for signals that have a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # The socket alone would not do: a process that the supervisor forked may hold a copy of its end.

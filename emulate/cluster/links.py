@@ -122,6 +122,7 @@ def _make_device(own: str) -> int:
     import fcntl
 
     fd = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
+    # Without IFF_NO_PI the kernel puts four bytes of its own before each packet.
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", _DEVICE, _IFF_TUN | _IFF_NO_PI))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for request, text in ((_SIOCSIFADDR, own), (_SIOCSIFNETMASK, _MASK)):

@@ -183,6 +183,7 @@ def _mounts_below(folder: Path) -> list[Path]:
     """Return the mount points of other file systems inside a folder: an overlay would show them empty."""
     mount_points = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        # The kernel writes spaces, tabs, newlines and backslashes of a path as octal escapes (proc(5)).
         path = Path(line.split()[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))
         if path != folder and path.is_relative_to(folder) and path.is_dir():
             mount_points.append(path)
