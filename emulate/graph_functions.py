@@ -110,5 +110,5 @@ def virtual_replicas() -> tuple[Any, int] | None:
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and not hasattr(graph, _REPLICAS):
         graph = getattr(graph, "outer_graph", None)
-    found: tuple[Any, int] | None = getattr(graph, _REPLICAS, None)
-    return found
+    replicas: tuple[Any, int] | None = getattr(graph, _REPLICAS, None)
+    return replicas

@@ -37,18 +37,18 @@ def causes(
     from emulate.verify.causes import all_causes, get
 
     page = Page(width_of(sys.stdout))
-    known = all_causes()
+    catalogue = all_causes()
     if code is None:
-        _add_all(page, known)
+        _add_all(page, catalogue)
     else:
-        _add_one(page, get(options.known_code(code, [cause.code for cause in known], "CODE")))
+        _add_one(page, get(options.known_code(code, [cause.code for cause in catalogue], "CODE")))
     page.print()
     return 0
 
 
-def _add_all(page: Page, known: tuple[Cause, ...]) -> None:
-    column = max(len(cause.code) for cause in known) + 2
-    for cause in known:
+def _add_all(page: Page, catalogue: tuple[Cause, ...]) -> None:
+    column = max(len(cause.code) for cause in catalogue) + 2
+    for cause in catalogue:
         page.labelled(cause.code, cause.text.title + _kind(cause), 0, column, label_style="bold")
 
 

@@ -51,7 +51,7 @@ def compare(
 def _check_trace(path: Path) -> None:
     if (path / "trace.json").is_file():
         return
-    inside = sorted(str(path / found.parent.name) for found in path.glob("*/trace.json"))
+    inside = sorted(str(path / file.parent.name) for file in path.glob("*/trace.json"))
     hint = f"Traces in it: {', '.join(inside)}." if inside else "'gpudist verify PROGRAM --traces DIR' writes traces into DIR."
     raise UsageError(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
 
@@ -79,10 +79,10 @@ def _about(trace: Path) -> dict[str, Any]:
 
 def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """Return what differed between the runs' settings and may explain a difference."""
-    one, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
+    reference, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
     names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
     return [
-        f"The two runs had a different {name}: {one.get(name)} in the reference, {other.get(name)} here."
+        f"The two runs had a different {name}: {reference.get(name)} in the reference, {other.get(name)} here."
         for name in names
-        if one.get(name) != other.get(name)
+        if reference.get(name) != other.get(name)
     ]

@@ -30,19 +30,19 @@ def devices(
     from emulate.devices import describe_machine
 
     files = outputs.check(json)
-    about = {**describe_machine(), **describe_isolation()}
+    description = {**describe_machine(), **describe_isolation()}
     page = Page(width_of(files.screen))
-    _add(page, about, 0)
+    _add(page, description, 0)
     page.print(files.screen)
     if files.json is not None:
-        write_object({"schema": _SCHEMA, **about}, files.json)
+        write_object({"schema": _SCHEMA, **description}, files.json)
     return 0
 
 
-def _add(page: Page, about: Mapping[str, Any], indent: int) -> None:
-    column = indent + max((len(_label(key)) for key in about), default=0) + 2
-    for key, value in about.items():
-        if value is None and f"{key}_error" in about:
+def _add(page: Page, description: Mapping[str, Any], indent: int) -> None:
+    column = indent + max((len(_label(key)) for key in description), default=0) + 2
+    for key, value in description.items():
+        if value is None and f"{key}_error" in description:
             continue
         text, below = _split(key, value)
         if text:
@@ -67,8 +67,8 @@ def _split(key: str, value: Any) -> tuple[str, Mapping[str, Any]]:
     return "unknown" if value is None else str(value), {}
 
 
-def _in_one_line(about: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_label(key)} {_split(key, value)[0]}" for key, value in about.items())
+def _in_one_line(description: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_label(key)} {_split(key, value)[0]}" for key, value in description.items())
 
 
 _LABELS = {"own_network": "private network", "copy_on_write": "private files", "faults_of_links": "network faults"}

@@ -127,7 +127,7 @@ def launch(
     if topology is None and not addresses:
         raise UsageError(f"--{kind} needs a topology. Received: none. Write --topology 2x4 for two hosts with four GPUs each.")
     target = options.program_target(program, module)
-    found = Program.find(target, program_args(context))
+    user_program = Program.find(target, program_args(context))
     steps = _number("--record", record, lowest=1)
     in_image = kind in ("jobset", "trainjob")
     name = name or default_name(target, time.strftime("%m%d-%H%M%S"))
@@ -135,7 +135,7 @@ def launch(
     job = Job(
         name=name,
         topology=Topology.parse(topology or f"{len(addresses)}x1"),
-        program=program_of(found, target, is_recorded=steps is not None),
+        program=program_of(user_program, target, is_recorded=steps is not None),
         args=program_args(context),
         folder=_MOUNT / name if in_image else here,
         workdir=workdir or (None if in_image else Path.cwd()),
@@ -147,16 +147,16 @@ def launch(
         steps=steps,
         **({"python": python or "python3"} if in_image or python else {}),
     )
-    made = _target(kind, job, here, addresses, given)
+    scheduler = _target(kind, job, here, addresses, given)
     if dry_run:
-        print(made.text, end="")
+        print(scheduler.text, end="")
         return 0
     if rehearse:
-        return _rehearse(found, job, lambda other: _target(kind, other, here, addresses, given))
+        return _rehearse(user_program, job, lambda other: _target(kind, other, here, addresses, given))
     if detach and kind == "hosts":
         raise UsageError("gpudist itself holds the connections to plain hosts. Received: --hosts --detach. Leave --detach out.")
     make_folder(here)
-    state = follow(made, here, complain, is_detached=detach)
+    state = follow(scheduler, here, complain, is_detached=detach)
     if not detach:
         _report(job, here, state)
     return 0 if detach else state.exit_code

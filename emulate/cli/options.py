@@ -197,16 +197,16 @@ def check_codes(codes: Sequence[str]) -> None:
     if codes:
         from emulate.verify.causes import all_causes
 
-        known = [cause.code for cause in all_causes()]
+        all_codes = [cause.code for cause in all_causes()]
         for code in codes:
-            known_code(code, known, "--allow")
+            known_code(code, all_codes, "--allow")
 
 
 def known_code(code: str, codes: Iterable[str], option: str) -> str:
     """Return a cause's code. Raise UsageError if there is no such cause."""
-    known = list(codes)
-    if code in known:
+    all_codes = list(codes)
+    if code in all_codes:
         return code
-    near = difflib.get_close_matches(code, known, n=1)
+    near = difflib.get_close_matches(code, all_codes, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else "'gpudist causes' lists them."
     raise UsageError(f"{option} must be the code of a cause. Received: {option} {code!r}. {hint}")

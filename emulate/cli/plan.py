@@ -90,9 +90,9 @@ def plan(
     room = None if memory is None else parse_memory(memory)
     own_batch = None if batch is None else _count("--batch", batch)
     seconds = options.number_of_seconds(timeout)
-    found = Program.find(options.program_target(program, module), program_args(context))
-    files = outputs.check(json, html, {"the program itself": found.file})
-    recorded = _record(found, seconds, own_batch)
+    user_program = Program.find(options.program_target(program, module), program_args(context))
+    files = outputs.check(json, html, {"the program itself": user_program.file})
+    recorded = _record(user_program, seconds, own_batch)
     forecast = make_forecast(recorded, machine, points, counts=counts, examples=number, input_per_second=rate, memory=room)
     show_plan(forecast, files.screen)
     if files.json is not None:

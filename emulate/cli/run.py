@@ -55,19 +55,19 @@ def run(
 ) -> int:
     """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
     if len(topology) > 1:
-        given = " ".join(f"--topology {one}" for one in topology)
+        given = " ".join(f"--topology {text}" for text in topology)
         raise UsageError(f"A run has one topology. Received: {given}. Run each by itself; gpudist verify takes several.")
     shape = options.topologies(topology)[0]
     options.check_choices(device=device, network=network, all_reduce=all_reduce)
-    found = Program.find(options.program_target(program, module), program_args(context))
+    user_program = Program.find(options.program_target(program, module), program_args(context))
     from emulate.devices import choose_device
 
     choice = choose_device(device, [shape])
-    for note in filter(None, (*found.notes, choice.why)):
+    for note in filter(None, (*user_program.notes, choice.why)):
         complain(note)
     faults = parse_all(fault)
     check_for(faults, shape)
-    launch = partial(_launch, found, shape, choice.kind, all_reduce, network, faults)
+    launch = partial(_launch, user_program, shape, choice.kind, all_reduce, network, faults)
     try:
         return launch(imports=True)
     except _NeedsFreshProcess:
@@ -118,13 +118,13 @@ def _watch(cluster: RunningCluster) -> int:
     """Wait for the hosts; once one has failed the others get a short while, because they may never end."""
     from emulate.cluster import first_cause
 
-    told, until = 0, math.inf
+    notes_shown, until = 0, math.inf
     while not cluster.is_over and time.monotonic() < until:
         for _, event in cluster.events(0.1):
             _tell(event)
-        for note in cluster.notes[told:]:
+        for note in cluster.notes[notes_shown:]:
             complain(note)
-        told = len(cluster.notes)
+        notes_shown = len(cluster.notes)
         if until == math.inf and first_cause(cluster.outcomes) is not None:
             until = time.monotonic() + _GRACE
     for fired in cluster.fired:

@@ -23,7 +23,7 @@ _FILE = "pyproject.toml"
 
 
 def _texts(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise UsageError("must be a list of texts")
     return value
 
@@ -87,8 +87,8 @@ def fill(context: typer.Context, **given: Any) -> tuple[dict[str, Any], str]:
     said = {_OPTIONS[key][0]: (key, _value(key, value, file)) for key, value in table.items() if _checked(key, file)}
     used = {name: said[name] for name in given if name in said and not _is_given(context, name)}
     keys = ", ".join(key for key, _ in used.values())
-    about = f"Set by [tool.gpudist] of {file}: {keys}." if used else ""
-    return {**given, **{name: value for name, (_, value) in used.items()}}, about
+    note = f"Set by [tool.gpudist] of {file}: {keys}." if used else ""
+    return {**given, **{name: value for name, (_, value) in used.items()}}, note
 
 
 def find(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:

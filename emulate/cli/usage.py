@@ -60,8 +60,8 @@ def in_our_words(error: Any) -> str:
 
 def _metavar(context: Any, option: str) -> str:
     """Return what stands for the value of an option; empty where it takes none."""
-    found = [param for param in context.command.params if option in param.opts and not getattr(param, "is_flag", False)]
-    return _name(found[0]) if found else ""
+    matching = [param for param in context.command.params if option in param.opts and not getattr(param, "is_flag", False)]
+    return _name(matching[0]) if matching else ""
 
 
 def _name(param: Any) -> str:

@@ -100,8 +100,8 @@ def verify(
     number = options.number_of_seed(seed)
     again = options.number_of_restarts(restarts, fault)
     options.check_choices(device=device, network=network, all_reduce=all_reduce, precision=precision)
-    found = Program.find(options.program_target(program, module), program_args(context))
-    others = {"the program itself": found.file, "the folder of --traces": traces}
+    user_program = Program.find(options.program_target(program, module), program_args(context))
+    others = {"the program itself": user_program.file, "the folder of --traces": traces}
     files = outputs.check(json, html, others, sarif=sarif, certificate=certificate)
     if traces is not None:
         check_folder(traces)
@@ -110,7 +110,7 @@ def verify(
 
     with progress_on() as progress:
         verdict = verify_program(
-            found,
+            user_program,
             topology=wanted,
             device=device,
             seed=number,

@@ -102,9 +102,8 @@ class EnvironmentWatch:
             return
         from emulate.cluster.upstream import is_runtime_initialized
 
-        if (
-            not is_runtime_initialized() and not _is_written_by_library()
-        ):  # afterwards it comes too late in a process of its own as well
+        # Once the program has started the runtime, the change comes too late in a process of its own as well.
+        if not is_runtime_initialized() and not _is_written_by_library():
             self._needs_fresh_process(name, value)
 
     def _say(self, text: str) -> None:

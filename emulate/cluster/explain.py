@@ -39,10 +39,10 @@ class HostState:
     stack: str
 
     def __str__(self) -> str:
-        known = [f"last step {self.step}"] if self.step is not None else []
-        known += [f"last collective {self.collective}"] if self.collective else []
-        about = f" ({', '.join(known)})" if known else ""
-        return f"{self.name} {self.doing}{about}" + (f":\n{self.stack}" if self.stack else "")
+        parts = [f"last step {self.step}"] if self.step is not None else []
+        parts += [f"last collective {self.collective}"] if self.collective else []
+        details = f" ({', '.join(parts)})" if parts else ""
+        return f"{self.name} {self.doing}{details}" + (f":\n{self.stack}" if self.stack else "")
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Follower:
         """Return where each host is."""
         stacks, threads = self.cluster.stacks(), self.cluster.threads()
         ends = {outcome.host: outcome for outcome in self.cluster.outcomes}
-        found = []
+        states = []
         for host in range(len(self.cluster.roles)):
             if host in ends:
                 doing = _ended(ends[host].status, ends[host].code)
@@ -93,9 +93,9 @@ class Follower:
             elif self._inside.get(host):
                 doing = f"waits in {self._collectives[host].rpartition(', ')[0]}"
             else:
-                known = threads.get(host, [])
-                doing = _WORDS.get(waits_for(known), "runs") + place_of(known)
-            found.append(
+                host_threads = threads.get(host, [])
+                doing = _WORDS.get(waits_for(host_threads), "runs") + place_of(host_threads)
+            states.append(
                 HostState(
                     host,
                     self.cluster.name(host),
@@ -105,7 +105,7 @@ class Follower:
                     stacks.get(host, ""),
                 )
             )
-        return found
+        return states
 
 
 def explain_hang(follower: Follower) -> str:

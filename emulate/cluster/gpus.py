@@ -112,7 +112,7 @@ class GpuHold:
         """
         lease = GpuLease([gpu.uuid for gpu in find_gpus().gpus], ask=_ask_keepers)
         try:
-            there = ask_until(find_gpus, lambda found: not is_short(found, plan.topology), PATIENCE)
+            there = ask_until(find_gpus, lambda inventory: not is_short(inventory, plan.topology), PATIENCE)
             allotment = share_out(there, plan.topology)
         except BaseException:
             lease.close()

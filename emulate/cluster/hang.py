@@ -114,19 +114,19 @@ class HangJudge:
 
     def feed(self, host: int, event: Mapping[str, Any]) -> None:
         """Take in an event of a host: `collective`, `progress`, `reached`, `continued` or `exit`."""
-        known, kind = self._hosts[host], event["event"]
+        state, kind = self._hosts[host], event["event"]
         if kind == "collective":
-            self._move(known, event)
+            self._move(state, event)
         elif kind == "site":
-            known.known.add(event["name"])
+            state.known.add(event["name"])
         elif kind == "progress":
-            known.step = event["step"]
+            state.step = event["step"]
         elif kind == "reached":
-            known.step, known.end = event["step"], ("reached", None)
+            state.step, state.end = event["step"], ("reached", None)
         elif kind == "continued":
-            known.end = None
+            state.end = None
         elif kind == "exit":
-            known.end = (event["status"], event.get("code"))
+            state.end = (event["status"], event.get("code"))
         else:
             return
         self._since = None
@@ -162,25 +162,25 @@ class HangJudge:
 
     def _has_worked(self, live: dict[int, _Host], cluster: Watched, seconds: float, patience: float) -> bool:
         used = (cluster.cpu_seconds(number) - self._cpu[number] for number in live)
-        return seconds >= patience and any(one > _BUSY * seconds for one in used)
+        return seconds >= patience and any(cpu_seconds > _BUSY * seconds for cpu_seconds in used)
 
     def _explain(self, live: dict[int, _Host], cluster: Any) -> Hang | None:
         """Return what hosts outside of collectives wait for, if no host works and it can never come."""
         if any(cluster.is_runnable(number) for number in live):
             return None
-        found: dict[int, list[Thread]] = cluster.threads()
-        outside = {number: waits_for(found[number]) for number, host in live.items() if not host.is_stuck and number in found}
+        threads: dict[int, list[Thread]] = cluster.threads()
+        outside = {
+            number: waits_for(threads[number]) for number, host in live.items() if not host.is_stuck and number in threads
+        }
         if len(outside) < sum(not host.is_stuck for host in live.values()) or not set(outside.values()) <= _ENDLESS.keys():
             return None
-        is_awaited = (
-            len(outside) < len(live) or LOCK in outside.values() or any(is_fed_by_a_lock(one) for one in found.values())
-        )
+        is_awaited = len(outside) < len(live) or LOCK in outside.values() or any(map(is_fed_by_a_lock, threads.values()))
         if not is_awaited:
             return None  # data may be on its way, and a step that the probe does not see into may be long
-        places = {number: place_of(found[number]) for number in outside}
+        places = {number: place_of(threads[number]) for number in outside}
         where = {number: self._where(host) for number, host in enumerate(self._hosts) if number not in outside}
         for number, kind in outside.items():
-            doing = _AT_A_LOCK if kind == LOCK and is_at_a_lock(found[number]) else _ENDLESS[kind]
+            doing = _AT_A_LOCK if kind == LOCK and is_at_a_lock(threads[number]) else _ENDLESS[kind]
             where[number] = f"{doing}{places[number]}{self._hosts[number].after}"
         code = "python-deadlock" if LOCK in outside.values() else "waits-for-data"
         return Hang(code, self._text(where), dict(sorted(where.items())))

@@ -209,9 +209,9 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
     EnvironmentWatch(settings.tf_config, settings.sets_tf_config, context.note, fresh).start()
 
 
-def _be_late(known: HostFaults, context: HostContext) -> None:
-    for number, fault in known.faults.items():
-        if isinstance(fault, Late) and fault.host == known.host:
+def _be_late(host_faults: HostFaults, context: HostContext) -> None:
+    for number, fault in host_faults.faults.items():
+        if isinstance(fault, Late) and fault.host == host_faults.host:
             context.send(
                 {"event": "fired", "fault": number, "text": str(fault), "host": fault.host, "step": 0, "phase": "start"}
             )
@@ -223,9 +223,9 @@ def _keep_proxies_out(tf_config: str) -> None:
     names = ("grpc_proxy", "https_proxy", "http_proxy")
     if any(os.environ.get(name) for name in names):
         exempt = "no_grpc_proxy"
-        known = os.environ.get(exempt) or os.environ.get(exempt.replace("grpc_", "")) or ""
+        existing = os.environ.get(exempt) or os.environ.get(exempt.replace("grpc_", "")) or ""
         addresses = dict.fromkeys(re.findall(r'"([\d.]+):\d+"', tf_config))
-        os.environ[exempt] = ",".join(filter(None, (known, *(addresses or ["127.0.0.1"]))))
+        os.environ[exempt] = ",".join(filter(None, (existing, *(addresses or ["127.0.0.1"]))))
 
 
 def _run_entry(settings: HostSettings, context: HostContext) -> int:

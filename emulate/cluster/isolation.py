@@ -56,7 +56,7 @@ def find_capability() -> Capability:
     if sys.platform != "linux":
         return Capability(None, "only Linux has namespaces", "only Linux has namespaces")
     tried = [_try(flags) for flags in ((0,) if os.geteuid() == 0 else ()) + (system.CLONE_NEWUSER,)]
-    return min(tried, key=lambda one: bool(one.network) + bool(one.overlay))
+    return min(tried, key=lambda capability: bool(capability.network) + bool(capability.overlay))
 
 
 def _try(flags: int) -> Capability:
@@ -91,6 +91,7 @@ def enter(flags: int) -> None:
     if flags & system.CLONE_NEWUSER:
         system.map_own_ids(uid, gid)
     if flags & system.CLONE_NEWNS:
+        # Where `/` is shared, as systemd makes it, root's mounts would show in the whole system.
         system.mount("none", "/", None, system.MS_REC | system.MS_PRIVATE)
     if flags & system.CLONE_NEWNET:
         system.bring_up_loopback()
@@ -107,6 +108,7 @@ def _use_overlay(flags: int) -> None:
     for name in ("lower", "upper", "work"):
         (place / name).mkdir()
     options = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
+    # Only root outside of user namespaces may write the `trusted.*` attributes of an overlay: `userxattr` is of Linux 5.11.
     system.mount("overlay", str(place / "lower"), "overlay", 0, options + (",userxattr" if flags else ""))
     (place / "lower" / "file").touch()
 
@@ -122,13 +124,13 @@ def describe_isolation() -> dict[str, dict[str, Any]]:
         >>> sorted(describe_isolation())
         ['copy_on_write', 'faults_of_links', 'own_network']
     """
-    found = find_capability()
-    no_links = found.network or why_no_devices()
+    capability = find_capability()
+    no_links = capability.network or why_no_devices()
     inside = "The ports of several hosts are in a private network, which other machines and users cannot reach."
-    ports = _UNPROTECTED if found.network else inside
+    ports = _UNPROTECTED if capability.network else inside
     return {
-        "own_network": {"available": not found.network, "why": found.network or None, "ports": ports},
-        "copy_on_write": {"available": not found.overlay, "why": found.overlay or None},
+        "own_network": {"available": not capability.network, "why": capability.network or None, "ports": ports},
+        "copy_on_write": {"available": not capability.overlay, "why": capability.overlay or None},
         "faults_of_links": {"available": not no_links, "why": no_links or None},
     }
 

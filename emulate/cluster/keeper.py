@@ -66,6 +66,7 @@ class Wakeups:
         self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
             end.setblocking(False)
+        # Python writes to the wakeup descriptor only for signals that have a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # The socket alone would not do: a process that the supervisor forked may hold a copy of its end.
@@ -80,7 +81,7 @@ class Wakeups:
         if self._reader in ready:
             with contextlib.suppress(BlockingIOError):
                 self._reader.recv(4096)
-        return [one for one in others if one in ready], self._supervisor in ready
+        return [other for other in others if other in ready], self._supervisor in ready
 
     def close(self) -> None:
         """Let go of everything: before the sockets are, signals must not be written to them any more."""
@@ -188,7 +189,7 @@ class _Keeper:
         board = Board(len(self._roles))
         if self._links is not None:
             self._links.start_switch(board, list(self._plan.faults_to_come.values()))
-        missing = {one.host for one in self._plan.faults_to_come.values() if isinstance(one, Missing)}
+        missing = {fault.host for fault in self._plan.faults_to_come.values() if isinstance(fault, Missing)}
         for number, channel in enumerate(channels):
             if number in missing:
                 continue
@@ -300,7 +301,7 @@ class _Keeper:
                 os.kill(pid, signal.SIGCONT)
 
     def _pids_of(self, number: int) -> list[int]:
-        return [pid for pid, one in self._hosts.items() if one == number]
+        return [pid for pid, host_number in self._hosts.items() if host_number == number]
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

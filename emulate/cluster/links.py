@@ -122,6 +122,7 @@ def _make_device(own: str) -> int:
     import fcntl
 
     fd = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
+    # Without IFF_NO_PI the kernel puts four bytes of its own before each packet.
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", _DEVICE, _IFF_TUN | _IFF_NO_PI))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for request, text in ((_SIOCSIFADDR, own), (_SIOCSIFNETMASK, _MASK)):
@@ -136,10 +137,10 @@ def _make_device(own: str) -> int:
 def _slowest(faults: Sequence[Fault], num_hosts: int) -> Mapping[int, tuple[float, float]]:
     """Return the latency and loss of each host's packets."""
     links = [fault for fault in faults if isinstance(fault, Link)]
-    own = {host: [one for one in links if one.host in (None, host)] for host in range(num_hosts)}
+    own = {host: [link for link in links if link.host in (None, host)] for host in range(num_hosts)}
     return {
-        host: (max((one.latency for one in known), default=0.0), max((one.loss for one in known), default=0.0))
-        for host, known in own.items()
+        host: (max((link.latency for link in host_links), default=0.0), max((link.loss for link in host_links), default=0.0))
+        for host, host_links in own.items()
     }
 
 

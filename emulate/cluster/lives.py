@@ -26,7 +26,7 @@ def next_life(cluster: RunningCluster, number: int) -> ClusterPlan:
     """Return the plan for the restart of a cluster: its faults are over, and its output has another folder."""
     plan = cluster.plan
     directory = plan.directory.parent if plan.directory.name.startswith("life-") else plan.directory
-    fired = frozenset(one.number for one in cluster.fired)
+    fired = frozenset(event.number for event in cluster.fired)
     (directory / f"life-{number}").mkdir()
     return replace(plan, directory=directory / f"life-{number}", fired=fired)
 

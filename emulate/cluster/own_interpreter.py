@@ -32,11 +32,11 @@ def run_in_own_interpreter(
     """
     assert not settings.faults.faults, "faults do not reach a host with an interpreter of its own"
     channel, views = context.fileno(), context.views
-    known = {name: value for name, value in vars(settings).items() if name != "faults"} | {"is_preloaded": False}
+    values = {name: value for name, value in vars(settings).items() if name != "faults"} | {"is_preloaded": False}
     place = {name: getattr(context, name) for name in ("topology", "host", "role", "directory", "has_own_network")}
     file = os.memfd_create("gpudist")
     with os.fdopen(os.dup(file), "wb") as stream:
-        stream.write(pickle.dumps((known, place, views, channel, output, parent)))
+        stream.write(pickle.dumps((values, place, views, channel, output, parent)))
     for fd in (file, channel, *(output or ())):
         os.set_inheritable(fd, True)
     # One seed for each host; what the program's own child processes hash is then as on this host.
@@ -48,9 +48,9 @@ def main(file: int) -> NoReturn:
     """Be the host that the file tells of."""
     os.lseek(file, 0, os.SEEK_SET)
     with os.fdopen(file, "rb") as stream:
-        known, place, views, channel, output, parent = pickle.load(stream)
+        values, place, views, channel, output, parent = pickle.load(stream)
     for fd in (channel, *(output or ())):
         os.set_inheritable(fd, False)
     context = host.HostContext(**place, _channel=Channel(socket.socket(fileno=channel)), _views=views)
-    settings = host.HostSettings(**known, faults=HostFaults(context.host, {}, Board(1)))
+    settings = host.HostSettings(**values, faults=HostFaults(context.host, {}, Board(1)))
     host.run(settings, context, output, parent)

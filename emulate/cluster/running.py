@@ -269,7 +269,7 @@ class RunningCluster:
             self._set_outcome(HostOutcome(number, status, code=1, error=content))
 
     def _set_outcome(self, outcome: HostOutcome) -> None:
-        if all(known.host != outcome.host for known in self.outcomes):
+        if all(other.host != outcome.host for other in self.outcomes):
             self.outcomes.append(outcome)
             self._events.append((outcome.host, {"event": "exit", "status": outcome.status, "code": outcome.code}))
 
@@ -339,13 +339,13 @@ class RunningCluster:
 
         A thread of it could do something if there were a processor, or a process that it has started may.
         """
-        pid, seen = self._pids.get(host, 0), 0
+        pid, times_runnable = self._pids.get(host, 0), 0
         if pid and system.has_working_child(pid):
             return True
         for _ in range(_LOOKS):  # a thread that only looks around now and then is seldom met
-            seen += bool(pid) and system.is_runnable(pid)
+            times_runnable += bool(pid) and system.is_runnable(pid)
             time.sleep(_SLICE / _LOOKS)
-        return seen > 1
+        return times_runnable > 1
 
     def stacks(self) -> dict[int, str]:
         """Return the Python stack of every live host, outermost call first, without frames of gpudist."""

@@ -47,6 +47,7 @@ def set_namespace(fd: int, kind: int) -> None:
 
 def map_own_ids(uid: int, gid: int) -> None:
     """Keep the user and group ids of outside in a new user namespace."""
+    # Since Linux 3.19 an unprivileged process may write gid_map only after this (user_namespaces(7)).
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -96,6 +97,7 @@ def adopt_orphans() -> None:
 
 def die_with_parent(parent: int) -> None:
     """Be killed as soon as the parent ends, however it ends."""
+    # TensorFlow's server for MultiWorkerMirroredStrategy handles SIGTERM itself, and the process lives on (2.21).
     _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
@@ -111,6 +113,7 @@ def _parent_of(pid: str) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
+    # The command, in parentheses before the fields, may itself contain spaces and parentheses (proc(5)).
     return int(stat.rpartition(b")")[2].split()[1])
 
 

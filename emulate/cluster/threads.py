@@ -67,8 +67,8 @@ class Frame:
             return "ours"
         if any(part in self.file for part in _TENSORFLOW):
             return "tensorflow"
-        known = ("/lib/python", "site-packages", "<frozen", "<string>")
-        return "library" if any(part in self.file for part in known) else "program"
+        library_paths = ("/lib/python", "site-packages", "<frozen", "<string>")
+        return "library" if any(part in self.file for part in library_paths) else "program"
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line} in {self.function}"
@@ -108,10 +108,8 @@ class Thread:
     @property
     def operation(self) -> str | None:
         """Return the TensorFlow operation that it is in, if Python knows it: `IteratorGetNext`."""
-        found = next((frame.function for frame in self.frames if _OPERATION.search(frame.file)), None)
-        return (
-            None if found is None else "".join(part.capitalize() for part in found.removesuffix("_eager_fallback").split("_"))
-        )
+        name = next((frame.function for frame in self.frames if _OPERATION.search(frame.file)), None)
+        return None if name is None else "".join(part.capitalize() for part in name.removesuffix("_eager_fallback").split("_"))
 
     def is_in_pool(self, function: str) -> bool:
         """Return whether it is in this function of Python's `multiprocessing.pool`."""
@@ -129,9 +127,9 @@ class Thread:
         if place is not None and _TIMED.search(place.call):
             return True
         in_threading = (_IN_THREADING.search(frame.source) for frame in self.frames[:2] if frame.file.endswith(_THREADING))
-        known = next((match for match in in_threading if match), None)
-        if known is not None:
-            return known.group("wait") is not None or known.group("join") is not None
+        match = next(filter(None, in_threading), None)
+        if match is not None:
+            return match.group("wait") is not None or match.group("join") is not None
         outside = (frame for frame in self.frames if not any(part in frame.file for part in _LOCKS))
         call = (place or next(outside, self.frames[0])).call
         return bool(_TIMED.search(call) or _MAY_BE_TIMED.search(call))
@@ -217,5 +215,7 @@ def place_of(threads: Sequence[Thread]) -> str:
     if main is None or main.place is None:
         return ""
     operation = f", operation {main.operation}" if main.operation else ""
-    feeding = next((f"; its data is made at {one.place}" for one in threads if one.feeds and one.place is not None), "")
+    feeding = next(
+        (f"; its data is made at {thread.place}" for thread in threads if thread.feeds and thread.place is not None), ""
+    )
     return f" ({main.place}{operation}{feeding})"

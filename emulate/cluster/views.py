@@ -181,12 +181,13 @@ def _handle(path: Path) -> Iterator[int]:
 
 def _mounts_below(folder: Path) -> list[Path]:
     """Return the mount points of other file systems inside a folder: an overlay would show them empty."""
-    found = []
+    mount_points = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        # The kernel writes spaces, tabs, newlines and backslashes of a path as octal escapes (proc(5)).
         path = Path(line.split()[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))
         if path != folder and path.is_relative_to(folder) and path.is_dir():
-            found.append(path)
-    return outermost(found)
+            mount_points.append(path)
+    return outermost(mount_points)
 
 
 def _size(folder: Path, without: Path) -> int:

@@ -90,7 +90,7 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
     check_tensorflow()
     if device == "cpu":
         return DeviceChoice("cpu")
-    there = ask_until(_to_be_had, lambda found: not _is_short(device, topologies, found), patience_now())
+    there = ask_until(_to_be_had, lambda inventory: not _is_short(device, topologies, inventory), patience_now())
     return decide(device, topologies, there, what_tensorflow_says)
 
 
@@ -170,8 +170,8 @@ def why_blind(inventory: Inventory, ask: Callable[[], Mapping[str, Any]]) -> str
     if answer.get("missing"):
         missing = ", ".join(answer["missing"])
         advice = f"it cannot load {missing}: {advice}, or name in LD_LIBRARY_PATH the folders where these are"
-    seen = f"TensorFlow sees {len(answer['gpus'])} of them ({advice})"
-    return f"the driver has {_count(number, 'GPU')} and {seen}{inventory.beside}"
+    clause = f"TensorFlow sees {len(answer['gpus'])} of them ({advice})"
+    return f"the driver has {_count(number, 'GPU')} and {clause}{inventory.beside}"
 
 
 def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:

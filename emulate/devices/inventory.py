@@ -96,21 +96,21 @@ def find_gpus() -> Inventory:
         return Inventory(why=f"no NVIDIA driver answers: {error}")
     try:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
-        found = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _told(pynvml, index)]
+        all_gpus = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _told(pynvml, index)]
     except pynvml.NVMLError as error:
         return Inventory(why=f"the NVIDIA driver cannot say which GPUs there are: {error}")
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-    return _shown(found, driver, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return _shown(all_gpus, driver, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _shown(found: Sequence[Gpu], driver: str, wanted: str | None) -> Inventory:
-    shown = visible(found, wanted)
-    if not found:
+def _shown(all_gpus: Sequence[Gpu], driver: str, wanted: str | None) -> Inventory:
+    shown = visible(all_gpus, wanted)
+    if not all_gpus:
         return Inventory((), driver, "the NVIDIA driver finds no GPU")
     if not shown:
-        return Inventory((), driver, f"CUDA_VISIBLE_DEVICES={wanted!r} hides all {len(found)}")
+        return Inventory((), driver, f"CUDA_VISIBLE_DEVICES={wanted!r} hides all {len(all_gpus)}")
     gpus = tuple(gpu for gpu in shown if not gpu.unusable)
     left_out = tuple(f"GPU {gpu.index} ({gpu.name}{gpu.unusable})" for gpu in shown if gpu.unusable)
     return Inventory(gpus, driver, "" if gpus else f"no GPU can be used: {', '.join(left_out)}", left_out)

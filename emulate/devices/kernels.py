@@ -31,13 +31,13 @@ def to_compile(gpus: Iterable[Gpu], answer: Mapping[str, Any]) -> list[Gpu]:
         Those whose compute capability has another first number than each one that TensorFlow was built for, or is below them.
     """
     built = answer.get("built_for", ())
-    exact = [_capability(one) for one in built]
-    ptx = [_capability(one) for one in built if one.startswith("compute_")]
+    exact = [_capability(target) for target in built]
+    ptx = [_capability(target) for target in built if target.startswith("compute_")]
     needy = (
         gpu
         for gpu in gpus
-        if not any(one[0] == gpu.capability[0] and one <= gpu.capability for one in exact)
-        and any(one <= gpu.capability for one in ptx)
+        if not any(capability[0] == gpu.capability[0] and capability <= gpu.capability for capability in exact)
+        and any(capability <= gpu.capability for capability in ptx)
     )
     return list({(gpu.name, gpu.capability): gpu for gpu in needy}.values())
 
@@ -53,13 +53,13 @@ def why_not_compiled(gpus: Iterable[Gpu], answer: Mapping[str, Any], driver: str
     Returns:
         The reason; empty where it can, where no kernels are lacking, and where one of the versions is not known.
     """
-    needy, built_with, known = to_compile(gpus, answer), _version(answer.get("cuda")), _version(answer.get("driver_cuda"))
-    if not needy or not built_with or not known or known >= built_with:
+    needy, built_with, driver_cuda = to_compile(gpus, answer), _version(answer.get("cuda")), _version(answer.get("driver_cuda"))
+    if not needy or not built_with or not driver_cuda or driver_cuda >= built_with:
         return ""
     return (
-        f"TensorFlow has no kernels for {_models(needy)}, and the driver ({driver}), which is of CUDA {_dotted(known)}, cannot "
-        f"compile them: that takes a driver of CUDA {_dotted(built_with)} or newer (12.5 came with R555). Install one, or "
-        "leave those GPUs out by CUDA_VISIBLE_DEVICES"
+        f"TensorFlow has no kernels for {_models(needy)}, and the driver ({driver}), which is of CUDA {_dotted(driver_cuda)}, "
+        f"cannot compile them: that takes a driver of CUDA {_dotted(built_with)} or newer (12.5 came with R555). Install one, "
+        "or leave those GPUs out by CUDA_VISIBLE_DEVICES"
     )
 
 

@@ -76,7 +76,7 @@ def describe_gpus(inventory: Inventory, tensorflow: Mapping[str, Any]) -> dict[s
         **({"kernels": compiled} if compiled else {}),
         **({"unusable": blind} if blind else {}),
         "topologies": topologies,
-        "nccl": _where_nccl_sums([one for one in SHOWN_TOPOLOGIES if _may_use_nccl(inventory, one)]),
+        "nccl": _where_nccl_sums([topology for topology in SHOWN_TOPOLOGIES if _may_use_nccl(inventory, topology)]),
     }
 
 
@@ -89,8 +89,8 @@ def _may_use_nccl(inventory: Inventory, topology: Topology) -> bool:
 
 def _where_nccl_sums(whole: list[Topology]) -> str:
     """Return where NCCL sums: in MirroredStrategy, and in MultiWorkerMirroredStrategy on request (TensorFlow 2.21)."""
-    one_host = [str(one) for one in whole if one.num_replicas > 1 and not one.has_several_hosts]
-    hosts = [str(one) for one in whole if one.has_several_hosts]
+    one_host = [str(topology) for topology in whole if topology.num_replicas > 1 and not topology.has_several_hosts]
+    hosts = [str(topology) for topology in whole if topology.has_several_hosts]
     if not one_host + hosts:
         return "refuses slices and MIG instances of one GPU"
     asked = [f"on {', '.join(hosts)} where MultiWorkerMirroredStrategy is told to use it"] if hosts else []

@@ -53,10 +53,10 @@ class RefusedOnGpus:
             return call(traced, *args, **kwargs)
 
         @functools.wraps(all_reduce)
-        def reduced(one: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if one in self._launchers:
+        def reduced(replica_launcher: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if replica_launcher in self._launchers:
                 self._see_dtype(input_tensor, "int32", "bfloat16")
-            return all_reduce(one, input_tensor, *args, **kwargs)
+            return all_reduce(replica_launcher, input_tensor, *args, **kwargs)
 
         function._call_flat, launcher.all_reduce = called, reduced
 

@@ -35,6 +35,6 @@ def ask_until(ask: Callable[[], Inventory], suffices: Callable[[Inventory], bool
         The last answer.
     """
     until = time.monotonic() + patience
-    while not suffices(found := ask()) and time.monotonic() < until:
+    while not suffices(inventory := ask()) and time.monotonic() < until:
         time.sleep(_PAUSE)
-    return found
+    return inventory

@@ -54,7 +54,7 @@ def _with_gpus(config: Any, by_default: Any) -> Any:
         made.gpu_options.CopyFrom(there)
         if "GPU" not in said.device_count:
             made.device_count["GPU"] = ours.device_count["GPU"]
-    elif any(one.memory_limit_mb for one in there.experimental.virtual_devices) and not wanted.experimental.virtual_devices:
+    elif any(gpu.memory_limit_mb for gpu in there.experimental.virtual_devices) and not wanted.experimental.virtual_devices:
         made.gpu_options.visible_device_list = there.visible_device_list
         made.gpu_options.experimental.virtual_devices.MergeFrom(there.experimental.virtual_devices)
         made.gpu_options.per_process_gpu_memory_fraction = 0  # what a slice has is a number, and TensorFlow refuses both

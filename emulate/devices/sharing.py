@@ -111,7 +111,7 @@ def share_out(inventory: Inventory, topology: Topology) -> Allotment:
     chosen = distinct(mostly_free(enough), topology) or distinct(enough, topology)
     if chosen:
         return Allotment(_whole(chosen, topology), _about_whole(chosen, topology))
-    cut = max((_sliced(group, topology) for group in _prefixes(enough)), key=lambda one: one.rank, default=None)
+    cut = max((_sliced(group, topology) for group in _prefixes(enough)), key=lambda candidate: candidate.rank, default=None)
     if cut is None or cut.size < LEAST_SLICE:
         raise Unavailable(_too_little(inventory, topology))
     return Allotment(_slices(cut, topology), _about_slices(cut, topology))

@@ -297,11 +297,11 @@ def call_function(function: Any, given: list[Any], like: list[Any]) -> tuple[Any
     """Call a function in the graph under construction; return the operation, and its results with dtypes and shapes."""
     from tensorflow.python.eager.polymorphic_function import atomic_function
 
-    dtypes = [one.dtype.as_datatype_enum for one in like]
+    dtypes = [tensor.dtype.as_datatype_enum for tensor in like]
     operation = atomic_function.partitioned_call_op(function.name, given, True, dtypes)
-    for made, other in zip(operation.outputs, like, strict=True):
-        made.set_shape(other.shape)
-        copy_handle_data(other, made)
+    for output, other in zip(operation.outputs, like, strict=True):
+        output.set_shape(other.shape)
+        copy_handle_data(other, output)
     return operation, list(operation.outputs)
 
 

@@ -28,7 +28,7 @@ class Board:
     def has_peer_entered(self, host: int, step: int) -> bool:
         """Return whether another host is, or was, in the all-reduce of that step."""
         entered = (_ENTERED.unpack_from(self._memory, peer * _SIZE)[0] for peer in range(self._num_hosts) if peer != host)
-        return any(one >= step for one in entered)
+        return any(peer_step >= step for peer_step in entered)
 
     def disconnect(self, host: int, seconds: float | None) -> None:
         """Take the host's link down for some seconds, or forever."""

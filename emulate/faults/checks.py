@@ -50,7 +50,7 @@ def check_fired(faults: Sequence[Fault], fired: Sequence[Fired]) -> None:
     Raises:
         UsageError: When one did not.
     """
-    there = {one.number for one in fired}
+    there = {event.number for event in fired}
     for number, fault in enumerate(faults):
         if number not in there:
             raise UsageError(never_fired(fault))

@@ -40,15 +40,15 @@ def parse(text: str | Fault) -> Fault:
     if name not in KINDS:
         raise UsageError(f"A fault must begin with its kind. Received: fault={text!r}. {_near(name, KINDS)}")
     kind = KINDS[name]
-    known = {field.name.replace("_", "-"): field for field in fields(kind)}
+    allowed = {field.name.replace("_", "-"): field for field in fields(kind)}
     given: dict[str, Any] = {}
-    for key, value in (_item(text, name, item, known) for item in rest.split(",") if item.strip()):
+    for key, value in (_item(text, name, item, allowed) for item in rest.split(",") if item.strip()):
         if key in given:
             raise UsageError(
                 f"A fault must say each of its values once. Received: fault={text!r}, with {key} twice. Leave one out."
             )
         given[key] = value
-    lacking = [one.name for one in known.values() if one.default is MISSING and one.name not in given]
+    lacking = [field.name for field in allowed.values() if field.default is MISSING and field.name not in given]
     if lacking:
         raise UsageError(f"A fault must say its {lacking[0]}. Received: fault={text!r}. Write it as in {EXAMPLES[name]!r}.")
     return kind(**given)
@@ -58,17 +58,17 @@ def parse_all(faults: str | Fault | Iterable[str | Fault]) -> tuple[Fault, ...]:
     """Return the faults that texts name. A single text or fault is allowed."""
     if isinstance(faults, (str, Fault)) or not isinstance(faults, Iterable):
         return (parse(faults),)
-    return tuple(parse(one) for one in faults)
+    return tuple(parse(fault) for fault in faults)
 
 
-def _item(text: str, kind: str, item: str, known: dict[str, Field[Any]]) -> tuple[str, Any]:
+def _item(text: str, kind: str, item: str, allowed: dict[str, Field[Any]]) -> tuple[str, Any]:
     key, equals, value = (part.strip() for part in item.partition("="))
-    if not equals or key not in known:
+    if not equals or key not in allowed:
         raise UsageError(
-            f"A {kind} takes {', '.join(known)}. Received: fault={text!r}, {item.strip()!r} in it. {_near(key, known)}"
+            f"A {kind} takes {', '.join(allowed)}. Received: fault={text!r}, {item.strip()!r} in it. {_near(key, allowed)}"
         )
     try:
-        return known[key].name, _READERS.get(key, str)(value)
+        return allowed[key].name, _READERS.get(key, str)(value)
     except ValueError:
         raise UsageError(
             f"A fault's {key} must be {_WANTED[key]}. Received: fault={text!r}, {item.strip()!r} in it. "
@@ -113,7 +113,7 @@ _WANTED = {
 }
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    names = list(known)
+def _near(name: str, choices: Iterable[str]) -> str:
+    names = list(choices)
     near = difflib.get_close_matches(name, names, 1)
     return f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(names)}."

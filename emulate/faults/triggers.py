@@ -42,8 +42,8 @@ class HostFaults:
     @property
     def announces(self) -> bool:
         """Return whether a fault of another host waits until this host enters an all-reduce."""
-        others = (one for one in self.faults.values() if isinstance(one, AtStep) and one.host != self.host)
-        return any(one.phase == "all-reduce" for one in others)
+        others = (fault for fault in self.faults.values() if isinstance(fault, AtStep) and fault.host != self.host)
+        return any(fault.phase == "all-reduce" for fault in others)
 
 
 @dataclass

@@ -21,16 +21,16 @@ def run_independently(operation: Any) -> None:
 def optimizers(package: str) -> list[tuple[Any, str]]:
     """Return (class, method) of every apply that can end a training step, of TensorFlow, Keras 3 and tf_keras."""
     if package == "tensorflow":
-        found = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
+        applies = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
     elif package == "keras":
         base = load("keras.src.optimizers.base_optimizer").BaseOptimizer
-        found = [(base, "apply"), (load("keras.src.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply")]
+        applies = [(base, "apply"), (load("keras.src.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply")]
     else:
         modern, scale = load("tf_keras.src.optimizers.optimizer"), load("tf_keras.src.mixed_precision.loss_scale_optimizer")
         classes = (modern._BaseOptimizer, modern.Optimizer, scale.LossScaleOptimizer, scale.LossScaleOptimizerV3)
         legacy = load("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2
-        found = [(cls, "apply_gradients") for cls in (*classes, legacy)]
-    return [(cls, name) for cls, name in found if name in vars(cls)]
+        applies = [(cls, "apply_gradients") for cls in (*classes, legacy)]
+    return [(cls, name) for cls, name in applies if name in vars(cls)]
 
 
 def steps_made(optimizer: Any) -> int | None:

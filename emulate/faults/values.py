@@ -36,15 +36,15 @@ class Fault:
     meaning: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            kind, wanted = _FORMS[one.name]
-            value = getattr(self, one.name)
-            holds = isinstance(value, kind) or (value is None and one.default is None)
-            self._must(holds, f"A fault's {one.name} must be {wanted}")
+        for field in fields(self):
+            kind, wanted = _FORMS[field.name]
+            value = getattr(self, field.name)
+            holds = isinstance(value, kind) or (value is None and field.default is None)
+            self._must(holds, f"A fault's {field.name} must be {wanted}")
 
     def __str__(self) -> str:
-        given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
-        return f"{self.kind}:" + ",".join(f"{name}={_short(name, value)}" for name, value in given)
+        given = {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) != field.default}
+        return f"{self.kind}:" + ",".join(f"{name}={_short(name, value)}" for name, value in given.items())
 
     @property
     def is_final(self) -> bool:
@@ -251,7 +251,7 @@ class Link(Fault):
 
 
 KINDS: dict[str, type[Fault]] = {
-    one.kind: one for one in (Kill, Stop, Preempt, Slow, Disconnect, FillDisk, Missing, Late, Link)
+    cls.kind: cls for cls in (Kill, Stop, Preempt, Slow, Disconnect, FillDisk, Missing, Late, Link)
 }
 EXAMPLES = {
     "kill": "kill:host=1,step=5,phase=all-reduce",

@@ -26,16 +26,16 @@ def status(folder: Path) -> JobState:
         UsageError: If the folder has no job.
         Unavailable: If the scheduler does not answer.
     """
-    about = read(folder)
-    if "ended" in about:
-        return JobState(**about["ended"])
-    if about["target"] == "slurm":
-        return slurm.state_of(about["number"], folder)
-    if about["target"] == "hosts":
-        is_running = hosts.launcher_of(about["pid"], about["started"]) is not None
+    record = read(folder)
+    if "ended" in record:
+        return JobState(**record["ended"])
+    if record["target"] == "slurm":
+        return slurm.state_of(record["number"], folder)
+    if record["target"] == "hosts":
+        is_running = hosts.launcher_of(record["pid"], record["started"]) is not None
         return JobState("running") if is_running else JobState(FAILED, "its gpudist launch has ended without a word")
-    namespace = _namespace(about)
-    return kubernetes.state_of(about["target"], about["name"], namespace, kubernetes.pods_of(about["name"], namespace))
+    namespace = _namespace(record)
+    return kubernetes.state_of(record["target"], record["name"], namespace, kubernetes.pods_of(record["name"], namespace))
 
 
 def cancel(folder: Path) -> JobState:
@@ -51,21 +51,21 @@ def cancel(folder: Path) -> JobState:
         UsageError: If the folder has no job.
         Unavailable: If the scheduler does not answer.
     """
-    about = read(folder)
-    if "ended" in about:
-        return JobState(**about["ended"])
-    if about["target"] == "slurm":
-        slurm.cancel(about["number"])
-        return slurm.state_of(about["number"], folder)
-    if about["target"] == "hosts":
-        return _interrupt(folder, about)
-    kubernetes.delete(about["kinds"], about["name"], _namespace(about))
+    record = read(folder)
+    if "ended" in record:
+        return JobState(**record["ended"])
+    if record["target"] == "slurm":
+        slurm.cancel(record["number"])
+        return slurm.state_of(record["number"], folder)
+    if record["target"] == "hosts":
+        return _interrupt(folder, record)
+    kubernetes.delete(record["kinds"], record["name"], _namespace(record))
     return JobState(CANCELLED)
 
 
-def _interrupt(folder: Path, about: dict[str, Any]) -> JobState:
+def _interrupt(folder: Path, record: dict[str, Any]) -> JobState:
     """Interrupt the process that holds the connections, which then ends the program on each host, and wait for it."""
-    launcher, until = hosts.launcher_of(about["pid"], about["started"]), time.monotonic() + _PATIENCE
+    launcher, until = hosts.launcher_of(record["pid"], record["started"]), time.monotonic() + _PATIENCE
     if launcher is not None:
         launcher.send_signal(signal.SIGINT)
     while not (state := status(folder)).is_over and time.monotonic() < until:
@@ -73,5 +73,5 @@ def _interrupt(folder: Path, about: dict[str, Any]) -> JobState:
     return state
 
 
-def _namespace(about: dict[str, Any]) -> list[str]:
-    return ["--namespace", about["namespace"]] if about["namespace"] else []
+def _namespace(record: dict[str, Any]) -> list[str]:
+    return ["--namespace", record["namespace"]] if record["namespace"] else []

@@ -152,9 +152,9 @@ class Kubernetes:
         }
 
     def _metadata(self) -> Manifest:
-        found: Manifest = {"name": self.job.name}
-        found |= {"namespace": self.cluster.namespace} if self.cluster.namespace else {}
-        return found | ({"labels": {_QUEUE_LABEL: self.cluster.queue}} if self.cluster.queue else {})
+        metadata: Manifest = {"name": self.job.name}
+        metadata |= {"namespace": self.cluster.namespace} if self.cluster.namespace else {}
+        return metadata | ({"labels": {_QUEUE_LABEL: self.cluster.queue}} if self.cluster.queue else {})
 
     @property
     def manifests(self) -> list[Manifest]:
@@ -200,8 +200,8 @@ class Kubernetes:
             with uninterrupted():
                 call("kubectl", "create", "-f", "-", *self._namespace, text=json.dumps(manifest))
                 self._created.append(manifest["kind"])
-        about = {"target": self.kind, "kinds": self._created, "name": self.job.name, "namespace": self.cluster.namespace}
-        return about | {"label": f"{self.kind} {self.job.name}"}
+        record = {"target": self.kind, "kinds": self._created, "name": self.job.name, "namespace": self.cluster.namespace}
+        return record | {"label": f"{self.kind} {self.job.name}"}
 
     @property
     def _namespace(self) -> list[str]:
@@ -267,11 +267,11 @@ class Kubernetes:
 
 def expanded(environment: list[Manifest], index: int) -> Mapping[str, str]:
     """Return the environment of a pod as the kubelet makes it: `$(NAME)` stands for what was set above it."""
-    known: dict[str, str] = {}
+    values: dict[str, str] = {}
     for entry in environment:
         value = entry.get("value", str(index))
-        known[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), value)
-    return known
+        values[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], match[0]), value)
+    return values
 
 
 def load_yaml() -> Any:

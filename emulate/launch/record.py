@@ -112,9 +112,9 @@ def _record(given: argparse.Namespace, own: list[str]) -> int:
     host = RealHost(topology, tasks.host if tasks else 0, Path(given.trace))
     program = Program.find(f"-m {given.module}" if given.module else given.program, own)
     if host.host == 0:
-        about = {"topology": str(topology), "program": program.name, "role": "topology", "label": str(topology)}
-        about |= {"seed": given.seed, "steps": given.steps, "precision": "float32", "device": given.device}
-        Trace.describe(host.trace, about | {"versions": versions()})
+        description = {"topology": str(topology), "program": program.name, "role": "topology", "label": str(topology)}
+        description |= {"seed": given.seed, "steps": given.steps, "precision": "float32", "device": given.device}
+        Trace.describe(host.trace, description | {"versions": versions()})
     if given.device == "gpu":
         os.environ.update(COMPARABLE_ON_GPUS)
     else:

@@ -122,10 +122,10 @@ def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detac
     """
     logs, is_submitted = JobLogs(folder), False
     try:
-        about = target.submit()
+        record = target.submit()
         is_submitted = True
-        _write(folder, about)
-        say(f"Submitted {about['label']}. Its folder is {folder}")
+        _write(folder, record)
+        say(f"Submitted {record['label']}. Its folder is {folder}")
         if is_detached:
             return JobState("waiting")
         state = _watch(target, logs, say)
@@ -176,8 +176,8 @@ def _end(target: Target, folder: Path, say: Callable[[str], None]) -> None:
         say(f"The job may still run: {error} Try again: gpudist launch --cancel {folder}")
 
 
-def _write(folder: Path, about: dict[str, Any]) -> None:
-    (folder / JOB_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    (folder / JOB_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _write_end(folder: Path, state: JobState) -> None:
@@ -188,9 +188,9 @@ def _write_end(folder: Path, state: JobState) -> None:
 def read(folder: Path) -> dict[str, Any]:
     """Return what finds a job again. Raise UsageError if the folder has no job."""
     try:
-        about: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UsageError(
             f"JOB must be the folder of a job of gpudist launch, with a {JOB_FILE}. Received: {str(folder)!r}."
         ) from None
-    return about
+    return record

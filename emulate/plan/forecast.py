@@ -110,8 +110,8 @@ def _collectives(program: Recorded) -> list[dict[str, Any]]:
     """Return the collectives of a step in order: one for all dense gradients, one for each sparse one."""
     dense = [gradient for gradient in program.gradients if not gradient.is_sparse]
     sparse = [gradient for gradient in program.gradients if gradient.is_sparse]
-    found = [{"kind": "all-reduce", "bytes": program.gradient_bytes, "gradients": len(dense)}] if dense else []
-    return found + [{"kind": "all-gather", "bytes": gradient.num_bytes, "gradients": 1} for gradient in sparse]
+    collectives = [{"kind": "all-reduce", "bytes": program.gradient_bytes, "gradients": len(dense)}] if dense else []
+    return collectives + [{"kind": "all-gather", "bytes": gradient.num_bytes, "gradients": 1} for gradient in sparse]
 
 
 def make_forecast(
@@ -166,8 +166,8 @@ def _memory(recorded: Recorded, machine: Machine, num_gpus: int, room: float | N
 
 
 def _work(recorded: Recorded, machine: Machine, points: Sequence[Measured], rate: float | None) -> Work:
-    one = next((point for point in points if point.num_gpus == 1), None)
-    seconds = recorded.batch / one.examples_per_second if one else _estimated_seconds(recorded, machine)
+    on_one_gpu = next((point for point in points if point.num_gpus == 1), None)
+    seconds = recorded.batch / on_one_gpu.examples_per_second if on_one_gpu else _estimated_seconds(recorded, machine)
     # NcclAllReduce (num_packs=1) and CollectiveAllReduce (bytes_per_pack=0) send all gradients as one message.
     return Work(
         step_seconds=seconds,
@@ -176,7 +176,7 @@ def _work(recorded: Recorded, machine: Machine, points: Sequence[Measured], rate
         gradient_bytes=recorded.gradient_bytes,
         gathered_bytes=recorded.gathered_bytes,
         collectives=1,
-        is_measured=one is not None,
+        is_measured=on_one_gpu is not None,
         input_per_second=rate,
     )
 
@@ -262,10 +262,10 @@ def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequ
         "Links: " + ("a measured table of this machine and NCCL's model." if model.machine.tables else "NCCL's model."),
     ]
     if before.work.is_measured:
-        one = next(point for point in points if point.num_gpus == 1)
-        said.append(f"One GPU: measured ({one}).")
-        if one.batch not in (None, recorded.batch):
-            said.append(f"The time of an example at batch {one.batch} was taken for batch {recorded.batch} too.")
+        on_one_gpu = next(point for point in points if point.num_gpus == 1)
+        said.append(f"One GPU: measured ({on_one_gpu}).")
+        if on_one_gpu.batch not in (None, recorded.batch):
+            said.append(f"The time of an example at batch {on_one_gpu.batch} was taken for batch {recorded.batch} too.")
     else:
         said.append(_about_estimate(recorded, before))
     others = [point for point in points if point.num_gpus > 1]

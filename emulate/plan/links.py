@@ -108,9 +108,9 @@ def parse_inside(text: str, gpu: str, gpus_per_host: int) -> Inside:
             f"link_inside must name NVLink, NVSwitch or PCIe. Received: link_inside={text!r}. "
             "Examples: 'NVSwitch, NVLink 3', 'NVLink 2 hybrid cube mesh', 'PCIe 4.0 x16, two sockets, no P2P'."
         )
-    found = re.search(r"pci(?:e|-e| express)?\s*(?:gen\s*)?(\d)(?:\.0)?", words)
+    match = re.search(r"pci(?:e|-e| express)?\s*(?:gen\s*)?(\d)(?:\.0)?", words)
     lanes = re.search(r"x\s?(16|8|4)\b", words)
-    bandwidth = _PCIE_3_X16_GB_PER_S * 2.0 ** (int(found[1]) - 3 if found else 0) * (int(lanes[1]) / 16 if lanes else 1)
+    bandwidth = _PCIE_3_X16_GB_PER_S * 2.0 ** (int(match[1]) - 3 if match else 0) * (int(lanes[1]) / 16 if lanes else 1)
     sockets = re.search(r"(one|single|two|dual|four|\d)[\s-]*sockets?", words)
     return Inside(
         "pcie",
@@ -123,8 +123,8 @@ def parse_inside(text: str, gpu: str, gpus_per_host: int) -> Inside:
 
 
 def _nvlink_generation(text: str, gpu: str) -> int:
-    found = re.search(r"nvlink[\s-]*(\d)", text.lower())
-    generation = int(found[1]) if found else next((n for name, n in _GENERATION_OF_GPU.items() if name in gpu.upper()), 0)
+    match = re.search(r"nvlink[\s-]*(\d)", text.lower())
+    generation = int(match[1]) if match else next((n for name, n in _GENERATION_OF_GPU.items() if name in gpu.upper()), 0)
     if generation not in _NVLINKS:
         raise UsageError(
             f"NVLink must have a generation of 1 to 5. Received: link_inside={text!r}, gpu={gpu!r}. "

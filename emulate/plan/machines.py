@@ -118,15 +118,15 @@ def find_machine(text: str) -> Machine:
         if not path.is_file():
             raise UsageError(f"--on must name a machine or an existing file. Received: --on {text!r}. Machines: {_names()}.")
         return machine_of(path.stem, _read(path), catalogue["gpu"])
-    found = {name.lower(): name for name in catalogue["machine"]}
-    if text.lower() not in found:
-        close = difflib.get_close_matches(text.lower(), found, n=1)
-        hint = f"Did you mean {found[close[0]]!r}? " if close else ""
+    names = {name.lower(): name for name in catalogue["machine"]}
+    if text.lower() not in names:
+        close = difflib.get_close_matches(text.lower(), names, n=1)
+        hint = f"Did you mean {names[close[0]]!r}? " if close else ""
         raise UsageError(
             f"--on must name a machine that gpudist knows, or a TOML file that describes one. Received: --on {text!r}. "
             f"{hint}Machines: {_names()}."
         )
-    name = found[text.lower()]
+    name = names[text.lower()]
     return machine_of(name, catalogue["machine"][name], catalogue["gpu"])
 
 
@@ -152,9 +152,9 @@ def machine_of(name: str, entry: Mapping[str, Any], gpus: Mapping[str, Any] | No
             f"link_inside must be given for a host with several GPUs. Received: machine={name!r}, gpus_per_host={count}. "
             "Examples: 'NVSwitch, NVLink 3', 'PCIe 4.0 x16, no P2P'."
         )
-    known = _read(_CATALOGUE)["gpu"] if gpus is None else gpus
-    fitting = sorted((other for other in known if other.lower() in gpu.lower()), key=len)
-    of_gpu = {**(known[fitting[-1]] if fitting else {}), **entry}
+    known_gpus = _read(_CATALOGUE)["gpu"] if gpus is None else gpus
+    fitting = sorted((other for other in known_gpus if other.lower() in gpu.lower()), key=len)
+    of_gpu = {**(known_gpus[fitting[-1]] if fitting else {}), **entry}
     return Machine(
         name=name,
         gpu=gpu,
@@ -210,6 +210,6 @@ def _table(name: str) -> BandwidthTable:
     if name not in _measured():
         raise UsageError(
             f"all_reduce_tables must name tables of gpudist. Received: all_reduce_tables={name!r}. Tables: "
-            f"{', '.join(repr(one) for one in _measured())}."
+            f"{', '.join(repr(table) for table in _measured())}."
         )
     return _measured()[name]

@@ -50,14 +50,14 @@ def parse_measured(texts: Sequence[str]) -> tuple[Measured, ...]:
     """
     points: dict[int, Measured] = {}
     for text in texts:
-        found = _FORM.fullmatch(text)
-        if found is None or int(found[1]) < 1 or float(found[2]) <= 0 or found[3] == "0":
+        match = _FORM.fullmatch(text)
+        if match is None or int(match[1]) < 1 or float(match[2]) <= 0 or match[3] == "0":
             raise UsageError(
                 "--measured must have the form 'N: X examples/s at batch B', with positive numbers. "
                 f"Received: --measured {text!r}. N is the number of GPUs, "
                 "B the batch on each. Example: --measured '1: 195 examples/s at batch 64'."
             )
-        point = Measured(int(found[1]), float(found[2]), int(found[3]) if found[3] else None)
+        point = Measured(int(match[1]), float(match[2]), int(match[3]) if match[3] else None)
         if point.num_gpus in points:
             raise UsageError(
                 "--measured must be given once for each number of GPUs. "
@@ -69,10 +69,10 @@ def parse_measured(texts: Sequence[str]) -> tuple[Measured, ...]:
 
 def parse_rate(text: str) -> float:
     """Return the rate of `--input-rate`, in examples a second. Raise UsageError for another form than `5000 examples/s`."""
-    found = _RATE.fullmatch(text)
-    if found is None or float(found[1]) <= 0:
+    match = _RATE.fullmatch(text)
+    if match is None or float(match[1]) <= 0:
         raise UsageError(
             f"--input-rate must have the form 'X examples/s', with a positive number. Received: --input-rate {text!r}. "
             "Example: --input-rate '5000 examples/s'."
         )
-    return float(found[1])
+    return float(match[1])

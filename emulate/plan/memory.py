@@ -21,13 +21,13 @@ _BATCHES_ON_GPU = 2
 
 def parse_memory(text: str) -> float:
     """Return the bytes of `--memory`. Raise UsageError for another form than `24GB`."""
-    found = _FORM.fullmatch(text)
-    if found is None or float(found[1]) <= 0:
+    match = _FORM.fullmatch(text)
+    if match is None or float(match[1]) <= 0:
         raise UsageError(
             "--memory must be a positive number with a unit: MB, GB, TB, MiB, GiB or TiB. "
             f"Received: --memory {text!r}. Example: --memory 24GB."
         )
-    return float(found[1]) * _UNITS[found[2].upper()]
+    return float(match[1]) * _UNITS[match[2].upper()]
 
 
 @dataclass(frozen=True)

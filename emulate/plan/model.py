@@ -190,5 +190,5 @@ class StepModel:
         order = np.argsort(values)
         shares = np.cumsum(self.weights[order])
         at = [min(SAMPLES - 1, int(np.searchsorted(shares, share * shares[-1]))) for share in (0.05, 0.5, 0.95)]
-        low, middle, high = (float(values[order[one]]) for one in at)
+        low, middle, high = (float(values[order[index]]) for index in at)
         return Estimate(low, middle, high)

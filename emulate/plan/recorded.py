@@ -134,8 +134,8 @@ def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -
             f"A program to plan must train. Received: program={trace.about.get('program')!r}, without a step with gradients. "
             "Is the training behind an argument? Pass arguments of the program after `--`."
         )
-    seen = batch or trace.batch
-    if not seen:
+    batch_size = batch or trace.batch
+    if not batch_size:
         raise UsageError(
             f"The batch must be known. Received: program={trace.about.get('program')!r}, whose examples gpudist could not see. "
             "Give --batch, the number of examples in a step on one GPU."
@@ -146,14 +146,14 @@ def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -
     return Recorded(
         program=str(trace.about.get("program")),
         parameters=_parameters(trace, {gradient.name for gradient in gradients}),
-        batch=seen,
+        batch=batch_size,
         gradients=gradients,
         flops=counted.get("flops") or None,
         kernels=counted.get("kernels", 0),
         uncounted=tuple(counted.get("uncounted", ())),
         in_16_bits=in_16_bits,
         memory=StepMemory.from_json(counted["memory"]) if "memory" in counted else None,
-        input_rate=_input_rate(trace, seen),
+        input_rate=_input_rate(trace, batch_size),
     )
 
 
@@ -184,4 +184,4 @@ def _gradient(name: str, array: StoredArray) -> Gradient:
 def _parameters(trace: Trace, names: set[str]) -> int:
     """Return the size of the variables of these names, as they were at the start."""
     variables = next(iter(trace.variables("initial").values()), {})
-    return sum(math.prod(one.array.shape) for name, one in variables.items() if name in names and one.array is not None)
+    return sum(math.prod(value.array.shape) for name, value in variables.items() if name in names and value.array is not None)

@@ -93,7 +93,7 @@ def draws() -> Draws:
 
 def _standard_normal(uniform: Floats) -> Floats:
     grid = np.linspace(0.0005, 0.9995, 1999)
-    return np.asarray(np.interp(uniform, grid, [NormalDist().inv_cdf(one) for one in grid]), dtype=np.float64)
+    return np.asarray(np.interp(uniform, grid, [NormalDist().inv_cdf(p) for p in grid]), dtype=np.float64)
 
 
 def expected_largest(count: int) -> float:

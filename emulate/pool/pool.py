@@ -216,7 +216,7 @@ class Pool:
         if not self._owner.is_here:
             return
         with self._lock:
-            for cluster in [one for one in self._idle if one.device == "gpu"]:
+            for cluster in [idle for idle in self._idle if idle.device == "gpu"]:
                 self._idle.remove(cluster)
                 self._end(cluster)
             ending = list(self._ending)
@@ -251,7 +251,11 @@ class Pool:
 
     def _prepare_instead(self, broken: WarmCluster) -> None:
         """Start another one of its shape already: its caller, or the next, asks for it in a moment."""
-        if not self._is_closed and broken.device == "cpu" and not any(one.topology == broken.topology for one in self._idle):
+        if (
+            not self._is_closed
+            and broken.device == "cpu"
+            and broken.topology not in [cluster.topology for cluster in self._idle]
+        ):
             self.prepare(broken.topology)
 
     def prepare(self, *topologies: str | Topology) -> None:
@@ -282,7 +286,7 @@ class Pool:
         except RuntimeError:  # this process is about to leave: Python starts no thread any more
             cluster.end()
             return
-        self._ending = [one for one in self._ending if one.is_alive()] + [thread]
+        self._ending = [other for other in self._ending if other.is_alive()] + [thread]
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -128,7 +128,7 @@ class Round:
 
     def _left(self, host: int, event: dict[str, Any]) -> None:
         if host not in self._results:
-            outcome = next(one for one in self._cluster.running.outcomes if one.host == host)
+            outcome = next(outcome for outcome in self._cluster.running.outcomes if outcome.host == host)
             self._add(HostResult(host, outcome.status, code=outcome.code, stack=outcome.stack))
         self.hurry(_AFTER_KILL)
         self._on_event(host, event)

@@ -61,8 +61,8 @@ class Stragglers:
             return False
         is_idle = all(used < _BUSY * (now - self._since) for used in self._worked())
         if is_idle and not any(self._cluster.is_runnable(host) for host in pending):
-            found = self._cluster.threads()
-            if all(_waits_in_tensorflow(found.get(host, [])) for host in pending):
+            threads = self._cluster.threads()
+            if all(_waits_in_tensorflow(threads.get(host, [])) for host in pending):
                 return True
         self._begin(pending, now)
         return False

@@ -66,8 +66,8 @@ def _keep_renewed_collectives(cls: Any) -> None:
     def enable_collective_ops(self: Any, server_def: Any) -> None:
         global _are_new
         are_new, _are_new = _are_new, False
-        known = self._collective_ops_server_def
-        if are_new and known is not None and _place(known) == _place(server_def):
+        current = self._collective_ops_server_def
+        if are_new and current is not None and _place(current) == _place(server_def):
             self._collective_ops_server_def = server_def
         else:
             real(self, server_def)

@@ -66,9 +66,9 @@ class _Sent:
 
 
 def _received(target: Any, names: Mapping[str, Any]) -> Any:
-    known = getattr(_inner(target), "__globals__", {})
+    module_globals = getattr(_inner(target), "__globals__", {})
     for name, value in names.items():
-        known.setdefault(name, value)
+        module_globals.setdefault(name, value)
     return target
 
 
@@ -79,8 +79,8 @@ def _inner(target: Any) -> Any:
 def _names_of_annotations(target: Any) -> dict[str, Any]:
     """Return classes and modules from elsewhere that a callable's module names in annotations."""
     module = sys.modules.get(getattr(_inner(target), "__module__", None) or "")
-    found = {name: getattr(module, name) for name in _annotated(module) if hasattr(module, name)} if module is not None else {}
-    return {name: value for name, value in found.items() if _is_from_elsewhere(value, getattr(module, "__name__", ""))}
+    values = {name: getattr(module, name) for name in _annotated(module) if hasattr(module, name)} if module is not None else {}
+    return {name: value for name, value in values.items() if _is_from_elsewhere(value, getattr(module, "__name__", ""))}
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,7 +90,7 @@ def _annotated(module: ModuleType) -> tuple[str, ...]:
     except (OSError, TypeError, SyntaxError):  # typed into a console
         return ()
     annotations = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
-    return tuple(sorted({part.id for one in annotations if one for part in ast.walk(one) if isinstance(part, ast.Name)}))
+    return tuple(sorted({part.id for hint in annotations if hint for part in ast.walk(hint) if isinstance(part, ast.Name)}))
 
 
 def _is_from_elsewhere(value: Any, module: str) -> bool:

@@ -12,7 +12,7 @@ _OPERATIONS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)
 def hashes(node: ast.expr) -> bool:
     """Return whether an expression makes a set or asks for a hash."""
     if isinstance(node, ast.Set):
-        return not all(isinstance(one, ast.Constant) and isinstance(one.value, (int, float)) for one in node.elts)
+        return not all(isinstance(element, ast.Constant) and isinstance(element.value, (int, float)) for element in node.elts)
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _HASHING
     if isinstance(node, ast.BinOp):

@@ -53,16 +53,16 @@ def innermost(frames: list[tuple[str, int]]) -> tuple[str, int] | None:
     """Return the innermost frame under the program's folder, else the innermost of all."""
     roots = tuple(f"{os.path.abspath(path)}{os.sep}" for path in {sys.path[0] if sys.path else "", os.getcwd()})
     own = [frame for frame in frames if frame[0].startswith(roots)]
-    found = own or frames
-    return found[-1] if found else None
+    candidates = own or frames
+    return candidates[-1] if candidates else None
 
 
 def described(file: str, line: int) -> dict[str, Any]:
     """Return a line as traces and reports have it: file, line, text, and in a notebook the cell."""
     match = _CELL.match(file)
-    found: dict[str, Any] = {"file": match["file"] if match else file, "line": line}
-    found["text"] = linecache.getline(file, line).strip()
-    return found | ({"cell": int(match["cell"])} if match else {})
+    place: dict[str, Any] = {"file": match["file"] if match else file, "line": line}
+    place["text"] = linecache.getline(file, line).strip()
+    return place | ({"cell": int(match["cell"])} if match else {})
 
 
 def lines_of_traceback(text: str) -> Iterator[dict[str, Any]]:

@@ -91,10 +91,10 @@ def _joined(source: Any) -> str:
 
 def _cell(number: int, text: str, file: Path, name: str) -> Cell:
     """Return the cell in which `pass` stands in the place of each line that is no Python but a magic."""
-    lines, found = text.split("\n"), dict[int, str]()
+    lines, magics = text.split("\n"), dict[int, str]()
     first = next(at for at, line in enumerate(lines) if line.strip())
     if lines[first].startswith("%%"):
-        found[first] = lines[first].strip()
+        magics[first] = lines[first].strip()
         whole = not lines[first].startswith(_RUNS_ITS_BODY)
         lines = [""] * len(lines) if whole else [*lines[:first], "", *lines[first + 1 :]]
     while (error := _error_in("\n".join(lines), Cell(number, "").file_name(file))) is not None:
@@ -104,10 +104,10 @@ def _cell(number: int, text: str, file: Path, name: str) -> Cell:
         last = at
         while lines[last].endswith("\\") and last + 1 < len(lines):
             last += 1
-        found[at] = lines[at].strip()
+        magics[at] = lines[at].strip()
         indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
         lines[at : last + 1] = [f"{indent}pass", *[""] * (last - at)]
-    return Cell(number, "\n".join(lines), tuple((at + 1, magic) for at, magic in sorted(found.items())))
+    return Cell(number, "\n".join(lines), tuple((at + 1, magic) for at, magic in sorted(magics.items())))
 
 
 def _error_in(source: str, file_name: str) -> SyntaxError | None:

@@ -29,20 +29,20 @@ def places(file: Path, roots: tuple[Path, ...], is_one: Callable[[ast.expr], boo
     Returns:
         `train.py, line 9`, say, each.
     """
-    found, seen, to_read = [], set[Path](), [file]
+    texts, seen, to_read = [], set[Path](), [file]
     while to_read and len(seen) < _MOST:
-        one = to_read.pop(0).resolve()
-        if one in seen:
+        path = to_read.pop(0).resolve()
+        if path in seen:
             continue
-        seen.add(one)
+        seen.add(path)
         try:
-            trees = notebook.trees(one, one.name) if notebook.is_notebook(one) else [(one.name, parse(one, one.name))]
+            trees = notebook.trees(path, path.name) if notebook.is_notebook(path) else [(path.name, parse(path, path.name))]
         except UsageError:  # the program will say so, if it gets there
             continue
         for name, tree in trees:
-            found += [f"{name}, line {line}" for line in _lines(tree, is_one)]
-            to_read += _imported(tree, (one.parent, *roots))
-    return found
+            texts += [f"{name}, line {line}" for line in _lines(tree, is_one)]
+            to_read += _imported(tree, (path.parent, *roots))
+    return texts
 
 
 def _lines(tree: ast.Module, is_one: Callable[[ast.expr], bool]) -> list[int]:

@@ -147,11 +147,11 @@ def check_function(tree: ast.Module, function: str, name: str) -> None:
     Raises:
         UsageError: When it has not.
     """
-    found = [node for node in _statements(tree.body) if function in _bound_by(node)]
-    if not found:
+    bindings = [node for node in _statements(tree.body) if function in _bound_by(node)]
+    if not bindings:
         _check_may_be_there(tree, function, name)
-    elif isinstance(found[-1], (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        _check_definition(found[-1], name)
+    elif isinstance(bindings[-1], (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        _check_definition(bindings[-1], name)
 
 
 def _check_definition(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, name: str) -> None:

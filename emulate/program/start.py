@@ -76,6 +76,7 @@ def _run_notebook(program: Program, path: PathMap) -> None:
     module.__dict__["display"] = print  # which IPython provides
     for cell in cells_of(file, program.name):
         name = cell.file_name(file)
+        # Without a time of change linecache does not look for a file of this name, and keeps the entry.
         linecache.cache[name] = (len(cell.source), None, cell.source.splitlines(keepends=True), name)
         exec(compile(cell.source, name, "exec"), module.__dict__)
 

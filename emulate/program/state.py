@@ -25,24 +25,26 @@ def lines_that_change_state(file: str, line: int) -> list[int]:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return []
-    around = [one for one in ast.walk(tree) if isinstance(one, Function) and one.lineno <= line <= (one.end_lineno or 0)]
+    around = [node for node in ast.walk(tree) if isinstance(node, Function) and node.lineno <= line <= (node.end_lineno or 0)]
     if not around:
         return []
-    function = max(around, key=lambda one: one.lineno)
+    function = max(around, key=lambda node: node.lineno)
     outside = _declared(function)
     own = _own_names(function) - outside
-    changed = (one for node in ast.walk(function) for one in _changed(node, outside))
-    return sorted({one.lineno for one in changed if _root(one) not in own})
+    changed = (target for node in ast.walk(function) for target in _changed(node, outside))
+    return sorted({target.lineno for target in changed if _root(target) not in own})
 
 
 def _declared(function: Function) -> set[str]:
-    named = (one for one in ast.walk(function) if isinstance(one, ast.Global | ast.Nonlocal))
-    return {name for one in named for name in one.names}
+    named = (node for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal))
+    return {name for node in named for name in node.names}
 
 
 def _own_names(function: Function) -> set[str]:
-    arguments = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
-    return arguments | {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    return arguments | {
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _changed(node: ast.AST, outside: set[str]) -> Iterator[ast.expr]:

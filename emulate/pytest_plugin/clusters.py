@@ -98,7 +98,7 @@ class Clusters:
 
     def expect(self, topologies: Iterable[Topology]) -> None:
         """Note the topologies of one module, whose hosts are all kept until its last test."""
-        self._largest = max(self._largest, sum(one.num_hosts + (one.num_ps and one.num_ps + 1) for one in topologies))
+        self._largest = max(self._largest, sum(shape.num_hosts + (shape.num_ps and shape.num_ps + 1) for shape in topologies))
 
     def warm_up(self) -> Preload:
         """Return the process that clusters are forked from. It starts and imports in the background."""
@@ -151,7 +151,7 @@ class Clusters:
 
     def close(self) -> None:
         """End every process."""
-        for one in (self._pool, self._preload):
-            if one is not None:
-                one.close()
+        for resource in (self._pool, self._preload):
+            if resource is not None:
+                resource.close()
         self._pool = self._preload = None

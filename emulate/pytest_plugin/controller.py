@@ -150,9 +150,9 @@ class Controller:
         report = yield
         is_told = any(name == VERDICT for name, _ in item.user_properties)
         if topology_of(item) is not None and not is_told and (report.when == "call" or not report.passed):
-            told: list[tuple[str, object]] = [(VERDICT, verdict_of([report]))]
-            item.user_properties += told
-            report.user_properties += told
+            properties: list[tuple[str, object]] = [(VERDICT, verdict_of([report]))]
+            item.user_properties += properties
+            report.user_properties += properties
         return report
 
     def _reports(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology) -> list[pytest.TestReport]:
@@ -210,7 +210,7 @@ class Controller:
                     self._finish(lease, item)
                 else:
                     self._last[place] = item  # its hosts stay, with what is set up there
-        shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
+        shutil.rmtree(plan.shared, ignore_errors=True) if all(run.is_passed for run in runs) else None
         self._obey(item, runs)
         reports = merge(item, runs, watch.deadline, self.settings.patience, started)
         properties = self._properties(topology, lease.device, verdict_of(reports)) + news
@@ -225,7 +225,7 @@ class Controller:
         return [(NOTE, note) for note in news]
 
     def _note(self, reports: list[pytest.TestReport]) -> str:
-        if self._config.getoption("usepdb", False) and any(one.failed for one in reports):
+        if self._config.getoption("usepdb", False) and any(report.failed for report in reports):
             return (
                 "--pdb was not entered: the body ran on hosts, processes without a terminal. "
                 "Run a test on 1xN in pytest's own process: --gpudist-in-process."
@@ -242,8 +242,8 @@ class Controller:
                     item.session.shouldstop = ended.stop
 
     def _properties(self, topology: Topology, device: str, verdict: str, reason: str = "") -> list[tuple[str, object]]:
-        found: list[tuple[str, object]] = [(TOPOLOGY, str(topology)), (DEVICE, device), (VERDICT, verdict)]
-        return found + ([(REASON, reason)] if reason else [])
+        properties: list[tuple[str, object]] = [(TOPOLOGY, str(topology)), (DEVICE, device), (VERDICT, verdict)]
+        return properties + ([(REASON, reason)] if reason else [])
 
     def _plan(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted) -> TestPlan:
         following = None if wanted.fresh else self._following(item, nextitem)
@@ -264,12 +264,12 @@ class Controller:
             return nextitem if nextitem is not None and place_of(nextitem) == place_of(item) else None
         if self._next is None:
             self._next, after = {}, dict[Place, pytest.Item]()
-            for one in reversed(item.session.items):
-                place = place_of(one)
+            for test in reversed(item.session.items):
+                place = place_of(test)
                 if place is not None:
                     if place in after:
-                        self._next[one.nodeid] = after[place]
-                    after[place] = one
+                        self._next[test.nodeid] = after[place]
+                    after[place] = test
         return self._next.get(item.nodeid)
 
     def _session_plan(self, item: pytest.Item) -> SessionPlan:
@@ -277,7 +277,7 @@ class Controller:
             self._options = sendable(vars(self._config.option))
             if self._options.get("hypothesis_seed", "") is None:  # hosts that run the same collectives need the same examples
                 self._options["hypothesis_seed"] = str(self.settings.seed)
-            places = {place for one in item.session.items if (place := place_of(one)) is not None}
+            places = {place for test in item.session.items if (place := place_of(test)) is not None}
             for path in {path for path, _ in places}:
                 self.clusters.expect(topology for of, topology in places if of == path)
         return SessionPlan(
@@ -346,7 +346,7 @@ class Controller:
         lease.end_hosts()
         watch = EventsOfTest(self._config, lease, item, _FINISH_SECONDS)
         results = lease.run(finish, timeout=_FINISH_SECONDS, patience=self.settings.patience, on_event=watch.take, resets=False)
-        errors = [one.error.traceback_text for one in results if one.status == "raised" and one.error is not None]
+        errors = [result.error.traceback_text for result in results if result.status == "raised" and result.error is not None]
         for report in watch.late_reports(everything=True):
             item.ihook.pytest_runtest_logreport(report=report)
         for error in errors[:1]:

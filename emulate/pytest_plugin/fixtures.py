@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 def topology_of_request(request: pytest.FixtureRequest) -> Topology:
     """Return the topology of the requesting test."""
-    found = getattr(request, "param", None) or topology_of(request.node)
-    if not isinstance(found, Topology):
+    topology = getattr(request, "param", None) or topology_of(request.node)
+    if not isinstance(topology, Topology):
         pytest.fail(
             "A test that asks for strategy, cluster, topology or devices names its topologies. "
             f'Received: {request.node.nodeid}, without any. Write @pytest.mark.topology("1x4", "2x2") above it.',
             pytrace=False,
         )
-    return found
+    return topology
 
 
 def _host(request: pytest.FixtureRequest, name: str) -> Host | InProcess:

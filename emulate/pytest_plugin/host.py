@@ -174,7 +174,7 @@ class Host:
         if plan.is_last:
             return None
         stand_in = _Following(item.listchain()[:-1])
-        return next((one for one in self._items() if one.nodeid == plan.next_nodeid), stand_in)
+        return next((test for test in self._items() if test.nodeid == plan.next_nodeid), stand_in)
 
     def finish(self) -> None:
         """Tear everything down and end the session."""

@@ -88,7 +88,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(mark: pytest.Mark) -> str:
-    words = [repr(one) for one in mark.args] + [f"{name}={value!r}" for name, value in mark.kwargs.items()]
+    words = [repr(argument) for argument in mark.args] + [f"{name}={value!r}" for name, value in mark.kwargs.items()]
     return f"@pytest.mark.{NAME}({', '.join(words)})"
 
 
@@ -104,7 +104,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         # pytest parametrizes only what a function asks for; whether this one asks for anything does not matter.
         metafunc.fixturenames.append(PARAMETER)
         metafunc.parametrize(
-            PARAMETER, wanted.topologies, indirect=True, ids=[str(one) for one in wanted.topologies], scope="function"
+            PARAMETER, wanted.topologies, indirect=True, ids=[str(topology) for topology in wanted.topologies], scope="function"
         )
 
 
@@ -132,5 +132,5 @@ def is_of_framework(item: pytest.Item) -> bool:
 def topology_of(item: pytest.Item) -> Topology | None:
     """Return the topology that a test was generated for."""
     callspec = getattr(item, "callspec", None)
-    found = callspec.params.get(PARAMETER) if callspec is not None else getattr(item, "gpudist_topology", None)
-    return found if isinstance(found, Topology) else None
+    topology = callspec.params.get(PARAMETER) if callspec is not None else getattr(item, "gpudist_topology", None)
+    return topology if isinstance(topology, Topology) else None

@@ -70,8 +70,8 @@ class Measuring:
         )
         # A host runs some of the tests: that it did not import all is nothing to warn of.
         unimported = ["module-not-imported", "module-not-measured", "no-data-collected"]
-        known = self._coverage.get_option("run:disable_warnings") or []
-        self._coverage.set_option("run:disable_warnings", [*known, *unimported])
+        disabled = self._coverage.get_option("run:disable_warnings") or []
+        self._coverage.set_option("run:disable_warnings", [*disabled, *unimported])
 
     @contextlib.contextmanager
     def during(self, test: str = "") -> Iterator[None]:

@@ -54,7 +54,7 @@ class HostRun:
 
     def report(self, phase: str) -> pytest.TestReport | None:
         """Return its report of a phase."""
-        return next((one for one in self.reports if one.when == phase), None)
+        return next((report for report in self.reports if report.when == phase), None)
 
     def stop_of(self, phase: str) -> float:
         """Return when a phase was over."""
@@ -64,12 +64,12 @@ class HostRun:
     @property
     def is_passed(self) -> bool:
         """Return whether nothing failed here."""
-        return self.result.status == "returned" and all(one.passed for one in [*self.reports, *self.subtests])
+        return self.result.status == "returned" and all(report.passed for report in [*self.reports, *self.subtests])
 
     @property
     def is_cause(self) -> bool:
         """Return whether the other hosts were ended because of this one."""
-        raised = any(one.failed or (one.skipped and hasattr(one, "wasxfail")) for one in self.reports)
+        raised = any(report.failed or (report.skipped and hasattr(report, "wasxfail")) for report in self.reports)
         return raised or (self.unfinished is not None and self.result.status != "ended")
 
     @property
@@ -77,10 +77,10 @@ class HostRun:
         """Return the phase in which the host left or was ended; None if it finished."""
         if self.result.status == "returned":
             return None
-        seen = {one.when for one in self.reports}
+        reported = {report.when for report in self.reports}
         if self.reports and self.reports[0].when == "setup" and not self.reports[0].passed:
-            seen.add("call")
-        return next((phase for phase in self.phases if phase not in seen), None)
+            reported.add("call")
+        return next((phase for phase in self.phases if phase not in reported), None)
 
 
 def merge(
@@ -102,7 +102,7 @@ def merge(
     reports = [merger.phase("setup")]
     if reports[0].passed and "call" in runs[0].phases:
         subtests, call = merger.subtests(), merger.phase("call")
-        failed = sum(one.failed for one in subtests)
+        failed = sum(subtest.failed for subtest in subtests)
         if failed and call.passed:
             call.outcome, call.longrepr = "failed", f"contains {failed} failed subtest{'s' if failed > 1 else ''}"
         reports += [*subtests, call]
@@ -119,8 +119,8 @@ def interrupted(item: pytest.Item, stacks: dict[str, str]) -> str:
     Returns:
         Lines of text.
     """
-    told = [f"{name} of {item.nodeid} was in\n{_without_machinery(stack)}" for name, stack in stacks.items()]
-    return "\n".join(told) or f"{item.nodeid} had no hosts yet."
+    lines = [f"{name} of {item.nodeid} was in\n{_without_machinery(stack)}" for name, stack in stacks.items()]
+    return "\n".join(lines) or f"{item.nodeid} had no hosts yet."
 
 
 class _Merger:
@@ -156,14 +156,14 @@ class _Merger:
 
     def subtests(self) -> list[pytest.TestReport]:
         """Return the reports of the subtests. A repeated one gets a number."""
-        found: dict[tuple[str | None, int], list[tuple[HostRun, pytest.TestReport]]] = {}
+        groups: dict[tuple[str | None, int], list[tuple[HostRun, pytest.TestReport]]] = {}
         for run in self._runs:
-            seen: Counter[str | None] = Counter()
+            counts: Counter[str | None] = Counter()
             for report in run.subtests:
                 name = upstream.subtest_name(report)
-                found.setdefault((name, seen[name]), []).append((run, report))
-                seen[name] += 1
-        return [self._subtest(reports) for reports in found.values()]
+                groups.setdefault((name, counts[name]), []).append((run, report))
+                counts[name] += 1
+        return [self._subtest(reports) for reports in groups.values()]
 
     def _subtest(self, reports: list[tuple[HostRun, pytest.TestReport]]) -> pytest.TestReport:
         merged = copy.copy(reports[0][1])
@@ -181,13 +181,13 @@ class _Merger:
 
     def _sections(self, phase: str, reports: list[tuple[HostRun, pytest.TestReport]]) -> list[tuple[str, str, str]]:
         """Return what each host wrote: its name, the title and the text."""
-        found = [(run.name, title, text) for run, report in reports for title, text in report.sections]
+        sections = [(run.name, title, text) for run, report in reports for title, text in report.sections]
         if self._has_failed:
             for run in self._runs:
                 if run.unfinished is not None and run not in self._told:
                     self._told.append(run)
-                    found += [(run.name, f"{title} {run.unfinished}", text) for title, text in run.captured]
-        return found
+                    sections += [(run.name, f"{title} {run.unfinished}", text) for title, text in run.captured]
+        return sections
 
     def _whole(self, phase: str, reports: list[pytest.TestReport]) -> pytest.TestReport:
         """Return the phase as passed, with the duration of its slowest host."""
@@ -302,11 +302,11 @@ class _Merger:
 
 def _by_failure(shown: list[tuple[HostRun, Any]]) -> list[_Failure]:
     """Group hosts with the same failure."""
-    found: dict[str, _Failure] = {}
+    failures: dict[str, _Failure] = {}
     for run, longrepr in shown:
         message = getattr(getattr(longrepr, "reprcrash", None), "message", None) or _essence(str(longrepr))
-        found.setdefault(_alike(str(longrepr)), ([], longrepr, message))[0].append(run.name)
-    return list(found.values())
+        failures.setdefault(_alike(str(longrepr)), ([], longrepr, message))[0].append(run.name)
+    return list(failures.values())
 
 
 def _essence(text: str) -> str:
@@ -382,22 +382,22 @@ def _tail(output: str) -> str:
 
 def _shared_sections(written: list[tuple[str, str, str]], number: int) -> list[tuple[str, str]]:
     """Return the hosts' output, the same text once."""
-    found: dict[tuple[str, str], list[str]] = {}
+    writers: dict[tuple[str, str], list[str]] = {}
     for name, title, text in written:
-        found.setdefault((title, text), []).append(name)
+        writers.setdefault((title, text), []).append(name)
     if number == 1:
-        return list(found)
-    return [(f"{title} on {_names(names, number)}", text) for (title, text), names in found.items()]
+        return list(writers)
+    return [(f"{title} on {_names(names, number)}", text) for (title, text), names in writers.items()]
 
 
 def _shared_properties(runs: list[HostRun], reports: list[pytest.TestReport]) -> list[tuple[str, object]]:
     """Return what tests record: once if all hosts record the same, else under the host's name."""
-    found: dict[str, list[object]] = {}
+    recorded: dict[str, list[object]] = {}
     for report in reports:
         for name, value in report.user_properties:
-            found.setdefault(name, []).append(value)
+            recorded.setdefault(name, []).append(value)
     merged: list[tuple[str, object]] = []
-    for name, values in found.items():
+    for name, values in recorded.items():
         if all(value == values[0] for value in values):
             merged.append((name, values[0]))
         else:

@@ -62,28 +62,28 @@ def worker_input(config: pytest.Config) -> dict[str, Any]:
     """
     if hasattr(config, "workerinput"):
         return sendable(config.workerinput)
-    told = {"workerid": "master", "workercount": 1, "testrunuid": "gpudist", "mainargv": ["pytest"]}
+    worker_data = {"workerid": "master", "workercount": 1, "testrunuid": "gpudist", "mainargv": ["pytest"]}
     if config.getoption("randomly_seed", None) is not None:
-        told["randomly_seed"] = config.getoption("randomly_seed")  # pytest-randomly tells it through pytest-xdist alone
+        worker_data["randomly_seed"] = config.getoption("randomly_seed")  # pytest-randomly tells it through pytest-xdist alone
     if hasattr(config.hook, "pytest_configure_node"):
-        found = (config.pluginmanager.get_plugin(name) for name in _OF_THE_WHOLE_RUN)
-        hook = config.pluginmanager.subset_hook_caller("pytest_configure_node", [one for one in found if one is not None])
+        plugins = (config.pluginmanager.get_plugin(name) for name in _OF_THE_WHOLE_RUN)
+        hook = config.pluginmanager.subset_hook_caller("pytest_configure_node", [p for p in plugins if p is not None])
         gateway = SimpleNamespace(id="master", spec=SimpleNamespace(popen=True, chdir=None))
         try:
-            hook(node=SimpleNamespace(config=config, workerinput=told, gateway=gateway))
+            hook(node=SimpleNamespace(config=config, workerinput=worker_data, gateway=gateway))
         except Exception as error:
             raise UsageError(
                 "To other plugins hosts are workers of pytest-xdist, which pytest_configure_node gives what they need. "
                 f"Received: {type(error).__name__}: {error} from it. Use node.config and node.workerinput alone there."
             ) from error
-    return sendable(told)
+    return sendable(worker_data)
 
 
 def sendable(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values that can be sent to another process."""
-    found = {}
+    picklable = {}
     for name, value in values.items():
         with contextlib.suppress(Exception):  # what cannot be sent to pytest-xdist's workers either
             pickle.dumps(value)
-            found[name] = value
-    return found
+            picklable[name] = value
+    return picklable

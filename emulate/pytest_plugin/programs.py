@@ -71,10 +71,10 @@ class Programs:
     def _note(self, verdict: Verdict) -> None:
         runs = verdict.runs
         kind = EMULATED if verdict.device == "cpu" else verdict.device
-        found = {
+        properties = {
             TOPOLOGY: ", ".join(run.topology for run in runs),
             DEVICE: kind,
             VERDICT: ", ".join(run.verdict for run in runs),
         }
-        kept = [one for one in self._item.user_properties if one[0] not in found]
-        self._item.user_properties[:] = kept + list(found.items())
+        kept = [pair for pair in self._item.user_properties if pair[0] not in properties]
+        self._item.user_properties[:] = kept + list(properties.items())

@@ -31,9 +31,9 @@ class Summary:
         """Take note of a test."""
         if report.user_properties:
             self._notes.update({str(value): None for name, value in report.user_properties if name == NOTE})
-            found = {name: str(value) for name, value in report.user_properties if name.startswith("gpudist_")}
-            if found:
-                self._tests.setdefault(report.nodeid, {}).update(found)
+            properties = {name: str(value) for name, value in report.user_properties if name.startswith("gpudist_")}
+            if properties:
+                self._tests.setdefault(report.nodeid, {}).update(properties)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a file that skips itself: it may hold tests with topologies."""
@@ -69,37 +69,37 @@ class Summary:
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
         """Add topology, device and verdict of a test to the table of pytest-html."""
-        found = {name: str(value) for name, value in getattr(report, "user_properties", ())}
-        shown = ", ".join(found[name] for name in (TOPOLOGY, DEVICE, VERDICT) if name in found)
+        properties = {name: str(value) for name, value in getattr(report, "user_properties", ())}
+        shown = ", ".join(properties[name] for name in (TOPOLOGY, DEVICE, VERDICT) if name in properties)
         cells.insert(_COLUMN, f'<td class="col-topology">{html.escape(shown)}</td>')
 
     def _line(self) -> str:
         tests = list(self._tests.values())
-        ran = [one for one in tests if one.get(DEVICE) not in (NO_DEVICE, None) and one.get(VERDICT) != "skipped"]
+        ran = [test for test in tests if test.get(DEVICE) not in (NO_DEVICE, None) and test.get(VERDICT) != "skipped"]
         parts = [
-            self._count("ran on emulated devices", [one for one in ran if one[DEVICE] == EMULATED]),
-            self._count("on real devices", [one for one in ran if one[DEVICE] != EMULATED]),
+            self._count("ran on emulated devices", [test for test in ran if test[DEVICE] == EMULATED]),
+            self._count("on real devices", [test for test in ran if test[DEVICE] != EMULATED]),
         ]
-        if lacking := [one for one in tests if one.get(DEVICE) == NO_DEVICE]:
-            reasons = Counter(one.get(REASON, "") for one in lacking)
+        if lacking := [test for test in tests if test.get(DEVICE) == NO_DEVICE]:
+            reasons = Counter(test.get(REASON, "") for test in lacking)
             shown = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(_SHOWN))
             parts.append(f"{self._count('skipped for lack of devices', lacking)}: {shown}")
-        if left := [one for one in tests if one.get(VERDICT) == "skipped" and one.get(DEVICE) != NO_DEVICE]:
+        if left := [test for test in tests if test.get(VERDICT) == "skipped" and test.get(DEVICE) != NO_DEVICE]:
             parts.append(self._count("skipped by themselves", left))
-        if others := [one for one in tests if DEVICE not in one and one.get(VERDICT) == "passed"]:
+        if others := [test for test in tests if DEVICE not in test and test.get(VERDICT) == "passed"]:
             parts.append(self._count("beside all devices", others))
         return ", ".join(parts)
 
     def _count(self, what: str, tests: list[dict[str, str]]) -> str:
-        shapes = Counter(one[TOPOLOGY] for one in tests if TOPOLOGY in one)
+        shapes = Counter(test[TOPOLOGY] for test in tests if TOPOLOGY in test)
         shown = ", ".join(f"{shape}: {count}" for shape, count in sorted(shapes.items()))
         noun = "" if not what.startswith("ran") else " test" if len(tests) == 1 else " tests"
         return f"{len(tests)}{noun} {what}" + (f" ({shown})" if shown else "")
 
     def _objections(self) -> list[str]:
-        skipped = [name for name, one in self._tests.items() if one.get(VERDICT) == "skipped"]
-        emulated = [name for name, one in self._tests.items() if one.get(DEVICE) == EMULATED and name not in skipped]
-        found = []
+        skipped = [name for name, test in self._tests.items() if test.get(VERDICT) == "skipped"]
+        emulated = [name for name, test in self._tests.items() if test.get(DEVICE) == EMULATED and name not in skipped]
+        objections = []
         for names, what in (
             (skipped, "skipped"),
             (emulated, "ran on emulated devices"),
@@ -107,5 +107,5 @@ class Summary:
         ):
             if names:
                 more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-                found.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
-        return found
+                objections.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+        return objections

@@ -99,7 +99,7 @@ def logical_devices(host: int) -> list[Any]:
     # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
     for kind in ("GPU", "CPU"):
         call = pytest.CallInfo.from_call(functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception)
-        own = [one for one in call.result or [] if "/task:" not in one.name or f"/task:{host}/" in one.name]
+        own = [device for device in call.result or [] if "/task:" not in device.name or f"/task:{host}/" in device.name]
         if own:
             return own
     return []

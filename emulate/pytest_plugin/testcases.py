@@ -25,7 +25,8 @@ def multiply(collector: pytest.Class | pytest.Module, report: pytest.CollectRepo
     try:
         _refuse_lost_marks(collector)
         if isinstance(collector, pytest.Class) and _is_of_unittest(collector):
-            report.result = [one for test in report.result or [] for one in _per_topology(test)]
+            # pytest makes the tests of a unittest class without `pytest_generate_tests`: marks.parametrize never sees them.
+            report.result = [variant for test in report.result or [] for variant in _per_topology(test)]
     except UsageError as error:
         report.outcome, report.longrepr, report.result = "failed", str(error), []
 

@@ -49,7 +49,7 @@ def plugin_modules(config: pytest.Config) -> list[str]:
     """Return the names of the modules that are plugins of pytest itself or of an installed package."""
     modules = [plugin for plugin in config.pluginmanager.get_plugins() if isinstance(plugin, ModuleType)]
     installed = [plugin for plugin, _ in config.pluginmanager.list_plugin_distinfo()]
-    return sorted(one.__name__ for one in modules if one in installed or one.__name__.startswith("_pytest."))
+    return sorted(module.__name__ for module in modules if module in installed or module.__name__.startswith("_pytest."))
 
 
 def start_session(config: pytest.Config) -> pytest.Session:

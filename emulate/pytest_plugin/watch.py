@@ -127,7 +127,7 @@ class EventsOfTest:
     def run_of(self, host: int, result: HostResult) -> HostRun:
         """Return how the test ended on one host."""
         said = self.received[host]
-        phases = tuple(one for one in PHASES if one != "call" or not self._config.getoption("setuponly", False))
+        phases = tuple(phase for phase in PHASES if phase != "call" or not self._config.getoption("setuponly", False))
         captured = self._captured(host, result)
         return HostRun(host, self._lease.names[host], said.reports, result, captured, said.subtests, phases)
 
@@ -141,14 +141,14 @@ class EventsOfTest:
 
     def late_reports(self, *, everything: bool = False) -> list[pytest.TestReport]:
         """Return the failures of later teardowns of earlier tests, each once."""
-        found: dict[str, pytest.TestReport] = {}
+        failures: dict[str, pytest.TestReport] = {}
         for name, received in zip(self._lease.names, self.received, strict=True):
             for report in received.late + (received.reports if everything else []):
                 key = f"{report.nodeid} {report.longrepr}"
-                if report.failed and key not in found:
+                if report.failed and key not in failures:
                     report.location = (*report.location[:2], f"{report.location[2]} on {name}")
-                    found[key] = report
-        return list(found.values())
+                    failures[key] = report
+        return list(failures.values())
 
 
 def _read(path: Path) -> str:

@@ -116,8 +116,8 @@ def load_report(config: pytest.Config, event: Mapping[str, Any]) -> pytest.TestR
     """Return the report in an event. JSON has no tuples."""
     data = loads(event["report"])
     data["location"] = tuple(data["location"])
-    data["sections"] = [tuple(one) for one in data["sections"]]
-    data["user_properties"] = [tuple(one) for one in data["user_properties"]]
+    data["sections"] = [tuple(section) for section in data["sections"]]
+    data["user_properties"] = [tuple(pair) for pair in data["user_properties"]]
     if isinstance(data["longrepr"], list):
         data["longrepr"] = tuple(data["longrepr"])
     report: pytest.TestReport = config.hook.pytest_report_from_serializable(config=config, data=data)
@@ -151,8 +151,8 @@ def load_warning(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _category(module: str, kind: str) -> Any:
     try:
-        found = getattr(importlib.import_module(module), kind) if module in ("builtins", "pytest") else UserWarning
-        found("a text")
+        category = getattr(importlib.import_module(module), kind) if module in ("builtins", "pytest") else UserWarning
+        category("a text")
     except (AttributeError, TypeError):
         return UserWarning
-    return found
+    return category

@@ -53,5 +53,5 @@ def check_equivalent(verdict: Verdict) -> None:
     __tracebackhide__ = True
     if not verdict.is_equivalent:
         raise AssertionError(render(verdict))
-    if found := by_design_text(verdict):
-        warnings.warn(f"{found} strict=True makes it fail.", ByDesignWarning, stacklevel=3)
+    if warning := by_design_text(verdict):
+        warnings.warn(f"{warning} strict=True makes it fail.", ByDesignWarning, stacklevel=3)

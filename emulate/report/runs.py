@@ -44,13 +44,13 @@ def last_line(failure: str | None) -> str:
     return (failure or "").rstrip().rpartition("\n")[2]
 
 
-def add_group(page: Page, runs: Sequence[Run], told: ToldCauses) -> None:
+def add_group(page: Page, runs: Sequence[Run], told_causes: ToldCauses) -> None:
     """Add the findings of runs that have the same verdict and causes.
 
     Args:
         page: Where to.
         runs: The runs.
-        told: The causes that stand on the page already; those of these runs are added.
+        told_causes: The causes that stand on the page already; those of these runs are added.
     """
     first = runs[0]
     page.blank()
@@ -66,7 +66,7 @@ def add_group(page: Page, runs: Sequence[Run], told: ToldCauses) -> None:
         if cause.allowed:
             page.line(*_allowed(at, cause, page.width))
         else:
-            _add_cause(page, at, causes, topologies, told.before(cause, topologies))
+            _add_cause(page, at, causes, topologies, told_causes.before(cause, topologies))
     if first.verdict != "failed":  # of a program that raised nobody asks what was compared
         _add_list(page, "not compared", runs, lambda run: run.not_compared)
     _add_list(page, "notes", runs, lambda run: run.notes)
@@ -136,8 +136,8 @@ def _first(run: Run) -> str:
     if difference.kind == "data" and difference.value == difference.reference_value:
         return f"different examples {where(difference)} than in the reference, the same number ({number(difference.value, 6)})"
     values = f": {number(difference.value, 6)} where the reference has {number(difference.reference_value, 6)}"
-    found = "" if difference.value is None and difference.reference_value is None else values
-    return f"{tensor(difference)} {where(difference)}{found} ({against_noise(difference)})"
+    shown = "" if difference.value is None and difference.reference_value is None else values
+    return f"{tensor(difference)} {where(difference)}{shown} ({against_noise(difference)})"
 
 
 def _step(run: Run) -> str:
@@ -168,9 +168,9 @@ def add_hint(page: Page, failure: str) -> None:
 
 
 def _add_stacks(page: Page, run: Run) -> None:
-    for host, about, text in stacks(run):
+    for host, state, text in stacks(run):
         page.blank()
-        page.line("  ", (f"host {host}", "bold"), f"  {about}")
+        page.line("  ", (f"host {host}", "bold"), f"  {state}")
         stack = text.splitlines()
         page.verbatim("\n".join(stack[:_STACK_LINES]), indent=4, style="dim")
         if len(stack) > _STACK_LINES:
@@ -181,10 +181,10 @@ def stacks(run: Run) -> Iterator[tuple[int, str, str]]:
     """Yield, for each host of a hung run, its number, its last step and collective, and its stack."""
     hosts = run.details.get("hosts", {})
     for host in sorted({*run.stacks, *(int(host) for host in hosts)}):
-        about = hosts.get(host) or hosts.get(str(host)) or {}
-        known = [f"last step {about['step']}"] if about.get("step") is not None else []
-        known += [f"last collective {about['collective']}"] if about.get("collective") else []
-        yield host, ", ".join(known), short_stack(run.stacks.get(host, ""))
+        state = hosts.get(host) or hosts.get(str(host)) or {}
+        parts = [f"last step {state['step']}"] if state.get("step") is not None else []
+        parts += [f"last collective {state['collective']}"] if state.get("collective") else []
+        yield host, ", ".join(parts), short_stack(run.stacks.get(host, ""))
 
 
 class ToldCauses:
@@ -196,9 +196,9 @@ class ToldCauses:
     def before(self, cause: Finding, topologies: Sequence[str]) -> str:
         """Return the topologies where the same cause was told in full; empty where it is told now for the first time."""
         key = (cause.code, cause.fix)
-        found = self._topologies.get(key, "")
+        earlier = self._topologies.get(key, "")
         self._topologies.setdefault(key, ", ".join(topologies))
-        return found
+        return earlier
 
 
 def _allowed(at: int, cause: Finding, width: int) -> tuple[Span | str, ...]:
@@ -256,11 +256,11 @@ def kind_of(cause: Finding) -> str:
 
 def texts_of(runs: Sequence[Run], of: Callable[[Run], Sequence[str]]) -> list[str]:
     """Return what runs say, each text once, with the topologies if not all say it."""
-    found = []
+    texts = []
     for text in dict.fromkeys(text for run in runs for text in of(run)):
         having = [run.topology for run in runs if text in of(run)]
-        found.append(text if len(having) == len(runs) else f"{', '.join(having)}: {text}")
-    return found
+        texts.append(text if len(having) == len(runs) else f"{', '.join(having)}: {text}")
+    return texts
 
 
 def _add_list(page: Page, title: str, runs: Sequence[Run], of: Callable[[Run], Sequence[str]]) -> None:

@@ -40,9 +40,9 @@ def to_sarif(verdict: Verdict) -> dict[str, Any]:
 def _of_causes(verdict: Verdict) -> Iterator[dict[str, Any]]:
     for run in verdict.runs:
         for cause in run.causes:
-            lines = [_place(one) for one in cause.locations] or _whole_file(verdict.program)
-            about = {"stage": cause.stage, "evidence": cause.evidence, "fix": cause.fix}
-            yield _result(cause.code, _LEVELS[kind_of(cause)], _text(cause), lines, run, about) | {"url": cause.url}
+            lines = [_place(location) for location in cause.locations] or _whole_file(verdict.program)
+            properties = {"stage": cause.stage, "evidence": cause.evidence, "fix": cause.fix}
+            yield _result(cause.code, _LEVELS[kind_of(cause)], _text(cause), lines, run, properties) | {"url": cause.url}
 
 
 def _text(cause: Finding) -> str:
@@ -55,21 +55,21 @@ def _of_endings(verdict: Verdict) -> Iterator[dict[str, Any]]:
         if run.verdict in _WITHOUT_CAUSE and not run.causes:
             text = last_line(run.failure) or f"On {run.topology} the verdict is {run.verdict}."
             raised = list(lines_of_traceback(run.failure or ""))[-1:]
-            lines = [_physical(one["file"], one["line"], one["text"], one.get("cell")) for one in raised]
+            lines = [_physical(line["file"], line["line"], line["text"], line.get("cell")) for line in raised]
             yield _result(run.verdict, "error", text, lines or _whole_file(verdict.program), run, {})
 
 
 def _result(
-    code: str, level: str, text: str, lines: list[dict[str, Any]], run: Run, about: Mapping[str, Any]
+    code: str, level: str, text: str, lines: list[dict[str, Any]], run: Run, properties: Mapping[str, Any]
 ) -> dict[str, Any]:
-    known = {name: value for name, value in about.items() if value is not None}
+    given = {name: value for name, value in properties.items() if value is not None}
     return {
         "ruleId": code,
         "level": level,
         "message": {"text": text},
         "locations": lines[:1],
         "relatedLocations": lines[1:],
-        "properties": {"topologies": [run.topology], **known},
+        "properties": {"topologies": [run.topology], **given},
     }
 
 
@@ -96,13 +96,13 @@ def _whole_file(program: str) -> list[dict[str, Any]]:
 
 def _merged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return results, those of several topologies with the same lines and text once."""
-    found: dict[str, dict[str, Any]] = {}
+    merged: dict[str, dict[str, Any]] = {}
     for result in results:
         key = repr((result["ruleId"], result["level"], result["locations"]))
-        known = found.setdefault(key, result)
-        if known is not result:
-            known["properties"]["topologies"] += result["properties"]["topologies"]
-    return list(found.values())
+        first = merged.setdefault(key, result)
+        if first is not result:
+            first["properties"]["topologies"] += result["properties"]["topologies"]
+    return list(merged.values())
 
 
 def _rule(result: Mapping[str, Any]) -> dict[str, Any]:

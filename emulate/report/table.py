@@ -34,5 +34,5 @@ def _samples(samples: Samples) -> str:
     if not (samples.seen or samples.reference):
         return "-"
     once = samples.reference - samples.missing
-    seen = str(samples.seen) if samples.missing == 0 else f"{once} of {samples.reference}"
-    return seen + (f" +{samples.repeated}" if samples.repeated else "")
+    shown = str(samples.seen) if samples.missing == 0 else f"{once} of {samples.reference}"
+    return shown + (f" +{samples.repeated}" if samples.repeated else "")

@@ -37,9 +37,9 @@ def _page(verdict: Verdict, width: int) -> Page:
     _add_head(page, verdict)
     _add_table(page, verdict.runs)
     _add_reference(page, verdict.reference, verdict.runs)
-    told = ToldCauses()
+    told_causes = ToldCauses()
     for group in groups_of(verdict.runs):
-        add_group(page, group, told)
+        add_group(page, group, told_causes)
     if warning := by_design_text(verdict):
         page.blank()
         page.labelled("warning", warning, 0, 9, label_style="bold yellow")
@@ -99,8 +99,8 @@ def _without_addresses(error: str) -> str:
 def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
     """Return the text about the reference beside the runs; empty if it is in order."""
     if reference.status == "ok" and not reference.repeatable:
-        found = [cause.code for run in runs for cause in run.causes]
-        why = next((code for code in found if code in _OF_REPEATS), _OF_REPEATS[0])
+        codes = [cause.code for run in runs for cause in run.causes]
+        why = next((code for code in codes if code in _OF_REPEATS), _OF_REPEATS[0])
         return f"Two runs of the reference (the program on {reference.topology}) differ: see {why}."
     if reference.status in ("ok", "none"):
         return ""
@@ -115,8 +115,8 @@ def by_design_text(verdict: Verdict) -> str:
     groups: dict[tuple[str, ...], list[str]] = {}
     for topology, codes in verdict.by_design.items():
         groups.setdefault(codes, []).append(topology)
-    found = "; ".join(f"{', '.join(codes)} on {', '.join(names)}" for codes, names in groups.items())
-    return f"The program differs from one device only by design of tf.distribute: {found}." if found else ""
+    differences = "; ".join(f"{', '.join(codes)} on {', '.join(names)}" for codes, names in groups.items())
+    return f"The program differs from one device only by design of tf.distribute: {differences}." if differences else ""
 
 
 def _add_next(page: Page, verdict: Verdict) -> None:

@@ -145,8 +145,8 @@ class Certificate:
         try:
             # NumPy leaves a damaged file open that it has opened itself.
             with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-                about: dict[str, Any] = json.loads(file["about"].item())
-                found = _from(cls, about, {name: file[name] for name in _ARRAYS})
+                header: dict[str, Any] = json.loads(file["about"].item())
+                certificate = _from(cls, header, {name: file[name] for name in _ARRAYS})
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             why = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise UsageError(
@@ -154,25 +154,25 @@ class Certificate:
                 f"It cannot be read ({why}). Copy it again, or write it anew with `gpudist verify PROGRAM --certificate FILE`.",
                 certificate=os.fspath(path),
             ) from error
-        return found
+        return certificate
 
 
-def _from(cls: type[Certificate], about: dict[str, Any], arrays: dict[str, Any]) -> Certificate:
+def _from(cls: type[Certificate], header: dict[str, Any], arrays: dict[str, Any]) -> Certificate:
     """Return the certificate of a file's members; raise ValueError where they do not fit each other."""
-    if about.pop("format", None) != FORMAT:
+    if header.pop("format", None) != FORMAT:
         raise ValueError("another format")
-    known = {one.name for one in fields(cls)}
-    about = {name: value for name, value in about.items() if name in known}
-    about["tensors"] = tuple(Tensor(one["name"], tuple(one["shape"]), one["dtype"]) for one in about["tensors"])
-    about["inputs"] = tuple(Input(one["position"], tuple(one["shape"]), one["dtype"]) for one in about["inputs"])
-    about["left_out"] = tuple(about["left_out"])
-    found = cls(**about, **arrays)
-    steps, tensors = found.projections.shape[0], len(found.tensors)
+    names = {member.name for member in fields(cls)}
+    header = {name: value for name, value in header.items() if name in names}
+    header["tensors"] = tuple(Tensor(tensor["name"], tuple(tensor["shape"]), tensor["dtype"]) for tensor in header["tensors"])
+    header["inputs"] = tuple(Input(place["position"], tuple(place["shape"]), place["dtype"]) for place in header["inputs"])
+    header["left_out"] = tuple(header["left_out"])
+    certificate = cls(**header, **arrays)
+    steps, tensors = certificate.projections.shape[0], len(certificate.tensors)
     shapes = ((steps, tensors, NUM), (steps, tensors), (steps, tensors), (tensors, NUM), (tensors,))
-    rest = ((steps if found.inputs else 0, 3), (steps, 2))
+    rest = ((steps if certificate.inputs else 0, 3), (steps, 2))
     if not steps or tuple(arrays[name].shape for name in _ARRAYS) != (*shapes, *rest):
         raise ValueError("its arrays do not fit its tensors")
-    return found
+    return certificate
 
 
 class CertificateMismatch(RuntimeError):

@@ -28,8 +28,8 @@ class Fingerprints:
     @classmethod
     def total(cls, parts: list[Fingerprints]) -> Fingerprints:
         """Return the sum of the parts. The variables before the first step are those of the first part."""
-        projections = np.sum([one.projections for one in parts], axis=0)
-        return cls(projections, parts[0].start, np.sum([one.examples for one in parts], axis=0, dtype=np.int64))
+        projections = np.sum([part.projections for part in parts], axis=0)
+        return cls(projections, parts[0].start, np.sum([part.examples for part in parts], axis=0, dtype=np.int64))
 
 
 class StepChecker:
@@ -76,7 +76,7 @@ class StepChecker:
             if len(reports) < self._local:
                 return
             del self._reports[step]
-            self._compare(step, self._of_all_hosts([reports[one] for one in sorted(reports)]))
+            self._compare(step, self._of_all_hosts([reports[number] for number in sorted(reports)]))
             if step == self._certificate.steps - 1:
                 self._end()
 
@@ -90,28 +90,28 @@ class StepChecker:
     def _of_all_hosts(self, reports: list[Fingerprints]) -> Fingerprints:
         own = Fingerprints.total(reports)
         values = (own.projections.tolist(), own.start.tolist(), own.examples.tolist())
-        told = self._exchange.all_gather("the check of a certified step", values)
-        return Fingerprints.total([Fingerprints(np.array(p), np.array(s), np.array(e, np.int64)) for p, s, e in told])
+        gathered = self._exchange.all_gather("the check of a certified step", values)
+        return Fingerprints.total([Fingerprints(np.array(p), np.array(s), np.array(e, np.int64)) for p, s, e in gathered])
 
     def _compare(self, step: int, seen: Fingerprints) -> None:
-        known = self._certificate
+        certificate = self._certificate
         if step == 0:
-            at = _worst(seen.start, known.start, SAME * known.start_norms)
+            at = _worst(seen.start, certificate.start, SAME * certificate.start_norms)
             if at is not None:
-                seed = f"It was verified with --seed {known.seed}."
+                seed = f"It was verified with --seed {certificate.seed}."
                 advice = f"The variables begin otherwise: another seed, or restored ones. {seed}"
-                raise self._mismatch(0, "start", at, seen.start, known.start, SAME * known.start_norms, advice)
-        if known.inputs and not np.array_equal(seen.examples, known.examples[step]):
+                raise self._mismatch(0, "start", at, seen.start, certificate.start, SAME * certificate.start_norms, advice)
+        if certificate.inputs and not np.array_equal(seen.examples, certificate.examples[step]):
             raise CertificateMismatch(
                 step,
                 "examples",
                 "global batch",
                 _as_text(seen.examples),
-                _as_text(known.examples[step]),
+                _as_text(certificate.examples[step]),
                 0.0,
                 "The global batch has other examples. Compare files, shuffling, seed, batch size and how hosts share the data.",
             )
-        certified, tolerances = known.projections[step], known.tolerances(step, self._precision)
+        certified, tolerances = certificate.projections[step], certificate.tolerances(step, self._precision)
         if (at := _worst(seen.projections, certified, tolerances)) is not None:
             advice = f"{_ratio(seen.projections[at[0]], certified[at[0]])}{_EXPLAIN}"
             raise self._mismatch(step, "gradient", at, seen.projections, certified, tolerances, advice)
@@ -120,7 +120,7 @@ class StepChecker:
         self, step: int, stage: str, at: tuple[int, int], seen: Floats, certified: Floats, tolerances: Floats, advice: str
     ) -> CertificateMismatch:
         name = self._certificate.tensors[at[0]].name
-        value, expected = (f"{float(one[at]):.6g}" for one in (seen, certified))
+        value, expected = (f"{float(values[at]):.6g}" for values in (seen, certified))
         return CertificateMismatch(step, stage, name, value, expected, float(tolerances[at[0]]), advice)
 
 
@@ -144,5 +144,5 @@ def _ratio(seen: Floats, certified: Floats) -> str:
 
 
 def _as_text(examples: Integers) -> str:
-    count, keys, _ = (int(one) for one in examples)
+    count, keys, _ = (int(number) for number in examples)
     return f"'{count} examples, {keys % 2**64:016x}'"

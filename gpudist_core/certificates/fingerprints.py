@@ -79,11 +79,11 @@ def projected(gradients: Sequence[Any], names: Sequence[str], step: Any) -> Any:
     import tensorflow as tf
 
     products = [_product(gradient) for gradient in gradients]
-    ends = tf.cumsum(tf.stack([tf.shape(one, tf.int64)[0] for one in products]))
+    ends = tf.cumsum(tf.stack([tf.shape(product, tf.int64)[0] for product in products]))
     seeds = tf.constant([seed_of(name) for name in names], tf.int64)
     # searchsorted, as tf.repeat makes a mask of all rows for each tensor.
     owners = tf.searchsorted(ends, tf.range(ends[-1]), side="right")
-    numbers = tf.concat([_row_numbers(gradient, one) for gradient, one in zip(gradients, products, strict=True)], 0)
+    numbers = tf.concat([_row_numbers(gradient, product) for gradient, product in zip(gradients, products, strict=True)], 0)
     signs = _signs(_numbers(numbers, tf.gather(seeds, owners), step))
     # The number, as a sparse gradient may have no rows at its end.
     return tf.math.unsorted_segment_sum(tf.concat(products, 0) * signs, owners, len(products))

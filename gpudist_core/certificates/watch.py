@@ -72,15 +72,15 @@ class Watch:
         """Return the operation that reports a step, which does nothing after the certified ones."""
         import tensorflow as tf
 
-        known = self.certificate
+        certificate = self.certificate
         pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None and _is_floating(v)]
-        _check_tensors(known, [variable for _, variable in pairs])
+        _check_tensors(certificate, [variable for _, variable in pairs])
         replica, local = self._place()
         summed = tf.distribute.get_strategy().num_replicas_in_sync if optimizers.is_summed(self._optimizer) else 1
-        inputs = _inputs(known, local)
+        inputs = _inputs(certificate, local)
         # Strategy.run was called outside of this graph: its arguments are others in the next step.
-        is_outside = any(hasattr(one, "numpy") for one in inputs) and not tf.executing_eagerly()
-        names = [tensor.name for tensor in known.tensors]
+        is_outside = any(hasattr(value, "numpy") for value in inputs) and not tf.executing_eagerly()
+        names = [tensor.name for tensor in certificate.tensors]
         counter = tf.cast(tf.convert_to_tensor(applies.counter_of(self._optimizer)), tf.int64)
 
         def start() -> Any:
@@ -94,7 +94,7 @@ class Watch:
             taken = partial(self._take, replica, local if is_outside else None)
             return tf.numpy_function(taken, [counter, projections, first, examples], tf.int64)
 
-        return tf.cond(counter < known.steps, report, lambda: tf.constant(0, tf.int64))
+        return tf.cond(counter < certificate.steps, report, lambda: tf.constant(0, tf.int64))
 
     def _take(self, replica: int, outside: int | None, step: Any, projections: Any, start: Any, examples: Any) -> Any:
         """Take a replica's report.
@@ -112,7 +112,7 @@ class Watch:
         """
         assert self._comparison is not None
         if outside is not None:
-            examples = fingerprints.examples_of([np.asarray(one) for one in _inputs(self.certificate, outside)])
+            examples = fingerprints.examples_of([np.asarray(value) for value in _inputs(self.certificate, outside)])
         self._comparison.take(int(step), replica, Fingerprints(projections, start, examples))
         return np.int64(0)
 
@@ -123,20 +123,21 @@ class Watch:
         from gpudist_core.checkpoints.exchange import TextExchange, store_of_job
         from gpudist_core.replicas import replicas_of
 
-        known, places = self.certificate, replicas_of(tf.distribute.get_strategy())
-        if places.total != known.replicas and not known.reduced:
+        certificate, places = self.certificate, replicas_of(tf.distribute.get_strategy())
+        if places.total != certificate.replicas and not certificate.reduced:
             raise UsageError(
-                f"The certificate holds for {known.replicas} replicas",
-                f"It was made on {known.topology}. Make another with gpudist verify --topology HxD --certificate FILE.",
+                f"The certificate holds for {certificate.replicas} replicas",
+                f"It was made on {certificate.topology}. Make another with gpudist verify --topology HxD --certificate FILE.",
                 replicas=places.total,
             )
         if self._comparison is None:
-            hosts = 1 if known.reduced else places.num_hosts  # each host has the whole sum
+            hosts = 1 if certificate.reduced else places.num_hosts  # each host has the whole sum
             exchange = TextExchange(store_of_job(hosts), self._prefix, places.host, hosts, _TIMEOUT)
-            local = 1 if known.reduced else len(places.devices)
-            self._comparison = StepChecker(known, self._precision or _precision(places.devices), local, exchange, self._end)
+            local = 1 if certificate.reduced else len(places.devices)
+            precision = self._precision or _precision(places.devices)
+            self._comparison = StepChecker(certificate, precision, local, exchange, self._end)
         context = tf.distribute.get_replica_context()
-        if known.reduced or context is None:
+        if certificate.reduced or context is None:
             return 0, 0
         number = int(tf.get_static_value(context.replica_id_in_sync_group))
         return number, number - places.first
@@ -147,10 +148,10 @@ def _is_floating(variable: Any) -> bool:
     return str(getattr(dtype, "name", dtype)).startswith(("float", "bfloat"))
 
 
-def _check_tensors(known: Certificate, variables: list[Any]) -> None:
+def _check_tensors(certificate: Certificate, variables: list[Any]) -> None:
     """Raise CertificateMismatch where the optimizer gets gradients of other variables."""
-    for number in range(max(len(known.tensors), len(variables))):
-        tensor = known.tensors[number] if number < len(known.tensors) else None
+    for number in range(max(len(certificate.tensors), len(variables))):
+        tensor = certificate.tensors[number] if number < len(certificate.tensors) else None
         variable = variables[number] if number < len(variables) else None
         seen = None if variable is None else (tuple(variable.shape), str(getattr(variable.dtype, "name", variable.dtype)))
         if tensor is None or seen != (tensor.shape, tensor.dtype):
@@ -160,11 +161,11 @@ def _check_tensors(known: Certificate, variables: list[Any]) -> None:
             raise CertificateMismatch(0, "start", name, seen, certified, 0.0, advice)
 
 
-def _inputs(known: Certificate, replica: int) -> list[Any]:
+def _inputs(certificate: Certificate, replica: int) -> list[Any]:
     """Return the arguments of `Strategy.run` with the examples of a replica, with known shapes.
 
     Args:
-        known: The certificate.
+        certificate: What was certified.
         replica: The number of the replica on this host.
 
     Returns:
@@ -176,23 +177,23 @@ def _inputs(known: Certificate, replica: int) -> list[Any]:
     """
     import tensorflow as tf
 
-    if not known.inputs:
+    if not certificate.inputs:
         return []
     arguments = applies.arguments_of_run(replica)
     if arguments is None:
         raise UsageError(
             "A checked optimizer must be applied inside Strategy.run, as in the certified program",
-            certified_inputs=len(known.inputs),
+            certified_inputs=len(certificate.inputs),
         )
-    found = []
-    for place in known.inputs:
+    inputs = []
+    for place in certificate.inputs:
         value = arguments[place.position] if place.position < len(arguments) else None
         dtype = getattr(getattr(value, "dtype", None), "name", None)
         shape = getattr(value, "shape", None)
         if dtype != place.dtype or shape is None or not shape[1:].is_compatible_with(place.shape):
             raise _other_input(place, dtype, shape)
-        found.append(value if shape[1:].is_fully_defined() else tf.ensure_shape(value, [None, *place.shape]))
-    return found
+        inputs.append(value if shape[1:].is_fully_defined() else tf.ensure_shape(value, [None, *place.shape]))
+    return inputs
 
 
 def _other_input(place: Input, dtype: Any, shape: Any) -> CertificateMismatch:

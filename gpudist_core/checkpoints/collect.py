@@ -39,8 +39,8 @@ class Collector:
         variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
         names_of_variables = names.of_variables(variables, names.Numbered())
         by_path = dict(zip((names.path_of(v) for v in variables), names_of_variables, strict=True))
-        known = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
-        slots = list(_unique(known))
+        candidates = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
+        slots = list(_unique(candidates))
         called = names.of_slots(slots, by_path, names.Numbered())
         trained = optimizers.trained_by(optimizer) if hasattr(optimizer, "apply") and getattr(optimizer, "built", False) else []
         owners = _shards_of_owners(slots, list(_unique([*trained, *variables])))
@@ -130,13 +130,13 @@ def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[An
     shards: dict[str, list[Any]] = {}
     for variable in variables:
         shards.setdefault(names.path_of(variable).replace("/", "_"), []).append(shard_of(variable))
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     shards_of_slots = []
     for slot in slots:
         path = names.path_of(slot)
         of_name = shards.get(names.owner_of(path, shards) or "", [None])
-        shards_of_slots.append(of_name[min(seen[path], len(of_name) - 1)])
-        seen[path] += 1
+        shards_of_slots.append(of_name[min(counts[path], len(of_name) - 1)])
+        counts[path] += 1
     return shards_of_slots
 
 
@@ -148,11 +148,11 @@ def _unique(variables: Iterable[Any]) -> Iterator[Any]:
             yield variable
 
 
-def _attributes(model: Any, known: Iterable[Any]) -> list[tuple[str, Any]]:
+def _attributes(model: Any, listed: Iterable[Any]) -> list[tuple[str, Any]]:
     """Return plain tf.Variables and random generators in the attributes of layers. Keras 3 does not list them as variables."""
     from gpudist_core.upstream import models, run_state
 
-    seen = {id(models.plain(variable)) for variable in known}
+    seen = {id(models.plain(variable)) for variable in listed}
     numbered = names.Numbered()
     attributes = []
     for layer in run_state.flat_layers(model):

@@ -125,8 +125,8 @@ class FollowedFit:
         kept = state.of_model.of(model)
         run.take("pipeline", kept.pipeline)
         run.take("step", kept.accumulations)
-        known = [run.optimizer, *run.extra.values()]
-        run.others = [optimizer for optimizer in trainer.optimizers_of(model) if not any(optimizer is other for other in known)]
+        saved = [run.optimizer, *run.extra.values()]
+        run.others = [optimizer for optimizer in trainer.optimizers_of(model) if not any(optimizer is other for other in saved)]
         for optimizer in run.others:
             if not optimizer.built:
                 raise UsageError(

@@ -89,15 +89,15 @@ def read(folder: Path) -> Manifest:
     """
     try:
         value = json.loads((folder / NAME).read_bytes())
-        known, crc32 = value["format"], value.pop("crc32", None)
+        file_format, crc32 = value["format"], value.pop("crc32", None)
     except FileNotFoundError:
         raise Damaged(f"{NAME} is missing") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise Damaged(f"{NAME} is not a manifest") from None
     if crc32 != _checksum(value):
         raise Damaged(f"{NAME} was changed after it was written")
-    if known != FORMAT:
-        raise Damaged(f"{NAME} has format {known!r}, this version reads {FORMAT!r}")
+    if file_format != FORMAT:
+        raise Damaged(f"{NAME} has format {file_format!r}, this version reads {FORMAT!r}")
     entries = {name: Entry.from_json(entry) for name, entry in value["arrays"].items()}
     return Manifest(value["step"], entries, value["states"], value["info"])
 

@@ -26,8 +26,8 @@ class Numbered:
 
     def _part(self, part: str) -> str:
         base = re.sub(r"_\d+$", "", part)
-        seen = self._by_base.setdefault(base, {})
-        number = seen.setdefault(part, len(seen))
+        numbers = self._by_base.setdefault(base, {})
+        number = numbers.setdefault(part, len(numbers))
         return base if number == 0 else f"{base}_{number}"
 
 

@@ -98,9 +98,9 @@ class RunParts:
         for name, optimizer in optimizers.items():
             if optimizer is not None:
                 groups[name] = collector.of_optimizer(name, optimizer, self.model)
-        known = list(getattr(self.model, "variables", ())) if self.model is not None else []
+        of_model = list(getattr(self.model, "variables", ())) if self.model is not None else []
         trained = getattr(self.step, "trained_variables", ()) if self.step is not None else ()
-        more = [variable for variable in trained if not any(variable is other for other in known)]
+        more = [variable for variable in trained if not any(variable is other for other in of_model)]
         groups["trained"] = collector.of_others("trained", more)
         for name, value in sorted(self.extra.items()):
             if not states.has_state(value):

@@ -61,9 +61,8 @@ class CoordinatedModel(DistributedModel):
         with self.distribute_strategy.scope():
             models.build(self, lambda value: (value,), x)
             if not self.optimizer.built:
-                self.optimizer.build(
-                    self.train_function.training.trained_variables
-                )  # in their parts: Keras knows whole ones alone
+                # In their parts: Keras itself would build it for the whole variables.
+                self.optimizer.build(self.train_function.training.trained_variables)
             trainer.build(self, spec)
 
     def make_train_function(self, force: bool = False) -> Any:

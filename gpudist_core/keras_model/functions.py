@@ -103,8 +103,8 @@ class BatchFunction(CountingFunction):
     def _read(self, values: dict[str, Any], sums: list[Any]) -> dict[str, Any]:
         results = self.results()
         # On several hosts the step has summed already: one host alone may read its logs.
-        known = [self._strategy.experimental_local_results(value)[0] for value in sums]
-        read = results.of(self._plan, known or results.now()) if self._plan else {}
+        summed = [self._strategy.experimental_local_results(value)[0] for value in sums]
+        read = results.of(self._plan, summed or results.now()) if self._plan else {}
         for name, value in values.items():
             parts = self._strategy.experimental_local_results(value)
             read[name] = parts[0] if self._several_hosts else _added(name, parts)
@@ -135,20 +135,20 @@ class BatchFunction(CountingFunction):
             stack.enter_context(batch_norm.synchronizing(self._model._gpudist_synchronizes))
             if self._accumulations is not None:
                 stack.enter_context(self._accumulations.during())
-            seen = stack.enter_context(remembering())
-            values = self._logged(self._step(data), seen)
+            remembered = stack.enter_context(remembering())
+            values = self._logged(self._step(data), remembered)
             if not self._several_hosts:
                 return values, []
             names = list(values)
             return dict(zip(names, all_reduce_all([values[n] for n in names]), strict=True)), self.results().on_replica()
 
-    def _logged(self, outputs: Any, seen: dict[int, tuple[Any, Any, Any]]) -> dict[str, Any]:
+    def _logged(self, outputs: Any, remembered: dict[int, tuple[Any, Any, Any]]) -> dict[str, Any]:
         """Return the step's logs, except for results of metrics, which are read after all replicas have counted."""
         outputs = {} if outputs is None else outputs
         if not isinstance(outputs, dict):
             raise UsageError("A step must return a dict of logs", "Return {'loss': loss}, or nothing.", returned=outputs)
         outputs = _flat(outputs)
-        self._plan = {name: seen[id(value)][1:] for name, value in outputs.items() if id(value) in seen}
+        self._plan = {name: remembered[id(value)][1:] for name, value in outputs.items() if id(value) in remembered}
         values = {name: value for name, value in outputs.items() if name not in self._plan}
         for name, value in values.items():
             whole_numbers.warn_of(name, value)

@@ -271,14 +271,13 @@ class DistributedModel:
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the training step."""
-        known = getattr(self.train_function, "trained", None)
-        if known is not None and known != trained_by(self):
+        trained_before = getattr(self.train_function, "trained", None)
+        if trained_before is not None and trained_before != trained_by(self):
             # A function that was traced before trains on what is frozen now, until a batch has another shape.
             warnings.warn(
                 "A model must be compiled after its trainable variables change. Received: "
-                f"trainable={len(trained_by(self))}, trained before={len(known)}. From now on it trains the variables that "
-                "are trainable "
-                "now. Call compile again.",
+                f"trainable={len(trained_by(self))}, trained before={len(trained_before)}. From now on it trains the variables "
+                "that are trainable now. Call compile again.",
                 stacklevel=3,
             )
             force = True

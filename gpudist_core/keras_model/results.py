@@ -140,10 +140,10 @@ def _watching(metric: Any, result: Any) -> Any:
     @functools.wraps(result)
     def watch(*args: Any, **kwargs: Any) -> Any:
         value = result(*args, **kwargs)
-        seen = _remembered.value
-        if seen is not None:
+        remembered = _remembered.value
+        if remembered is not None:
             named = value.items() if isinstance(value, dict) else [(None, value)]
-            seen.update({id(part): (part, metric, key) for key, part in named})
+            remembered.update({id(part): (part, metric, key) for key, part in named})
         return value
 
     return watch

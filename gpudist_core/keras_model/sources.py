@@ -129,8 +129,8 @@ class FromAdapter(_Source):
         """Return the batches, on the replicas."""
         if replicas_of(self._strategy).num_hosts == 1 or not trainer.is_made_in_python(self._adapter):
             return (batches.distributed(self._strategy, batch) for batch in self.dataset)
-        known = ((digest_of(batches.leaves_of(b)), batches.distributed(self._strategy, b)) for b in self.dataset)
-        return Alike(known, self._strategy, type(self._adapter).__name__)
+        digested = ((digest_of(batches.leaves_of(b)), batches.distributed(self._strategy, b)) for b in self.dataset)
+        return Alike(digested, self._strategy, type(self._adapter).__name__)
 
     def begin(self) -> None:
         """Start an epoch."""

@@ -307,8 +307,8 @@ class Pipeline:
         """
         if rows is not None and not is_whole(rows, 1):
             raise UsageError("rows must be an integer >= 1", rows=rows)
-        known = self._labels(labels, "balanced")
-        return self._with(labels=known, epoch_rows=rows or len(known))
+        classes = self._labels(labels, "balanced")
+        return self._with(labels=classes, epoch_rows=rows or len(classes))
 
     def weights(
         self,
@@ -346,8 +346,8 @@ class Pipeline:
         if isinstance(weights, str):
             if weights != "balanced":
                 raise UsageError('weights must be numbers or "balanced"', weights=weights)
-            known = self._labels(labels, "weights")
-            return self._with(weighting=Weighting(by_class(known, balancing(known))))
+            classes = self._labels(labels, "weights")
+            return self._with(weighting=Weighting(by_class(classes, balancing(classes))))
         check_weights(weights)
         of_rows = np.asarray(weights, np.float32)
         self._check_counted("weights")

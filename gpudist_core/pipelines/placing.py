@@ -35,6 +35,7 @@ def _on(device: str, part: Any, start: int, stop: int) -> Any:
         rows = part if stop - start == part.shape[0] else rows_between(part, start, stop)
     if rows.dtype == tf.string:
         return rows
+    # Strategies copy no values: what is given to one replica stays on the device where it was made (TensorFlow 2.21).
     with tf.device(device):
         return tf.identity(rows)
 

@@ -26,13 +26,13 @@ def check(plan: Plan, strategy: Any) -> None:
     Raises:
         UsageError: If the hosts have different data.
     """
-    known = identity_of(plan) | {"data": plan.source.looks}
+    own = identity_of(plan) | {"data": plan.source.looks}
     numbers = getattr(plan.source, "numbers", [])
-    texts = told_by_all(strategy, "data", json.dumps([known, numbers]), _are_alike)
+    texts = told_by_all(strategy, "data", json.dumps([own, numbers]), _are_alike)
     if texts is None:
         return
     hosts, looked_at = zip(*map(json.loads, texts), strict=True)
-    differing = {name: [host[name] for host in hosts] for name in known if any(host[name] != hosts[0][name] for host in hosts)}
+    differing = {name: [host[name] for host in hosts] for name in own if any(host[name] != hosts[0][name] for host in hosts)}
     if not differing:
         differing = {
             "data": [host["data"] for host in hosts],

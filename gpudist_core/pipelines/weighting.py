@@ -163,9 +163,9 @@ def by_class(labels: Any, weights: Mapping[int, float], otherwise: float | None 
             weights=dict(weights),
             without=strange.tolist(),
         )
-    known = np.array(sorted(weights), np.int64)
-    places = np.searchsorted(known, wanted)
-    return np.array([weights[int(label)] for label in known], np.float32)[places]
+    classes = np.array(sorted(weights), np.int64)
+    places = np.searchsorted(classes, wanted)
+    return np.array([weights[int(label)] for label in classes], np.float32)[places]
 
 
 def balancing(labels: Integers) -> dict[int, float]:

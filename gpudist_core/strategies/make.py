@@ -135,6 +135,7 @@ def _central_storage(devices: tuple[str, ...], all_reduce: str) -> Any:
         raise UsageError(
             "Central storage must sum on the device that holds the variables", "Leave all_reduce out.", all_reduce=all_reduce
         )
+    # Without devices TensorFlow (2.21) takes GPUs only, or one CPU, and keeps the variables of a single GPU on it.
     return tf.distribute.experimental.CentralStorageStrategy([f"/{name}" for name in devices], "/CPU:0")
 
 

@@ -58,8 +58,10 @@ def arguments_of_run(replica: int) -> list[Any] | None:
     import tensorflow as tf
     from tensorflow.python.distribute import distribute_utils
 
-    values = (distribute_utils.select_replica(replica, value) for value in _calls[-1]) if _calls else None
-    return None if values is None else [one for one in values if tf.is_tensor(one) and one.shape.rank != 0 and _has_values(one)]
+    if not _calls:
+        return None
+    values = (distribute_utils.select_replica(replica, value) for value in _calls[-1])
+    return [value for value in values if tf.is_tensor(value) and value.shape.rank != 0 and _has_values(value)]
 
 
 def _has_values(tensor: Any) -> bool:

@@ -34,8 +34,8 @@ def attributes_of(callback: Any) -> dict[str, Any]:
     """Return a callback's own attributes, except for those that the list sets or `kept_by` names; none for Keras's classes."""
     if type(callback).__module__.split(".")[0] in ("keras", "gpudist_core"):
         return {}
-    known = (*_OF_KERAS, *kept_by(callback))
-    return {name: value for name, value in vars(callback).items() if name not in known}
+    excluded = (*_OF_KERAS, *kept_by(callback))
+    return {name: value for name, value in vars(callback).items() if name not in excluded}
 
 
 class _Last:

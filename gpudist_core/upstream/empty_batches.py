@@ -77,8 +77,8 @@ def _beside_rows(mirror_pad: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(mirror_pad)
     def run(input: Any, paddings: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-        known = tf.get_static_value(tf.convert_to_tensor(paddings))
-        pads_rows = known is None or known[0].any()
+        static_paddings = tf.get_static_value(tf.convert_to_tensor(paddings))
+        pads_rows = static_paddings is None or static_paddings[0].any()
         return (mirror_pad if pads_rows else with_a_row)(input, paddings, *args, **kwargs)
 
     return run

@@ -47,7 +47,7 @@ def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
             saved_sums.take_over(optimizer)
         classes.mix_in(optimizer, _Exact if inner is None else _LossScaling)
         _keep_what_waits(optimizer)
-    if not optimizer.built:
+    if not optimizer.built:  # Keras keeps the strategy around the optimizer's creation, which may be none (3.15, TFOptimizer)
         optimizer._distribution_strategy = strategy
     return optimizer
 

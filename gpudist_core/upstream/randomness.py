@@ -119,8 +119,8 @@ def _is_of_rows(share: shares.Share, shape: Any) -> bool:
     if isinstance(shape, tf.TensorShape):
         shape = shape.as_list()
     elif not isinstance(shape, (tuple, list)):
-        known = tf.get_static_value(shape)
-        shape = [None] if known is None else [int(size) for size in known]
+        static_shape = tf.get_static_value(shape)
+        shape = [None] if static_shape is None else [int(size) for size in static_shape]
     if not shape or not isinstance(shape[0], (int, np.integer)):
         return bool(shape)
     rows = tf.get_static_value(share.rows)

@@ -1,8 +1,8 @@
 """Extend Keras 3's trainer to take distributed batches, and access what fit and similar methods need from it.
 
 Keras 3.15 has these errors on several replicas. `TFEpochIterator` lets tf.distribute split the data. `_maybe_symbolic_build`
-adds the parts of the first batch, which fails if they have different lengths, and on several hosts. `reduce_per_replica`
-averages each replica's value of a metric. `row_means` defines how a replica's numbers count.
+adds the parts of the first batch, which fails if they have different lengths, and on several hosts (keras#20585).
+`reduce_per_replica` averages each replica's value of a metric. `row_means` defines how a replica's numbers count.
 """
 
 from __future__ import annotations
@@ -334,6 +334,6 @@ def seed() -> int | None:
     from keras.src.utils import rng_utils
 
     # Keras 3.8 remembers no seed of its own: set_random_seed gives it to TensorFlow.
-    known = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
-    last_seed: int | None = known()
+    get_seed = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
+    last_seed: int | None = get_seed()
     return last_seed

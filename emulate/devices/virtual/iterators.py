@@ -31,10 +31,10 @@ def deal_from_one_iterator() -> None:
     def get_next(self: Any, device: Any = None) -> Any:
         if device is not None:
             return self._device_iterators[self._devices.index(device)].get_next()
-        return _one_after_the_other([one.get_next for one in self._device_iterators], _ops_of)
+        return _one_after_the_other([iterator.get_next for iterator in self._device_iterators], _ops_of)
 
     def get_next_as_optional(self: Any) -> Any:
-        following = [one.get_next_as_optional for one in self._device_iterators]
+        following = [iterator.get_next_as_optional for iterator in self._device_iterators]
         return _one_after_the_other(following, lambda optional: [optional._variant_tensor.op])
 
     cls.__init__, cls.get_next, cls.get_next_as_optional = init, get_next, get_next_as_optional

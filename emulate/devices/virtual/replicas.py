@@ -93,9 +93,9 @@ class VirtualReplicas:
     def _placeholder(self, dtype: Any, shape: Any) -> Any:
         import tensorflow as tf
 
-        found = tf.compat.v1.placeholder(dtype, shape, "virtual_input")
-        self._placeholders.append(found)
-        return found
+        placeholder = tf.compat.v1.placeholder(dtype, shape, "virtual_input")
+        self._placeholders.append(placeholder)
+        return placeholder
 
     def _inputs(self, structure: Any) -> Any:
         """Return a replica's arguments: placeholders where each replica has another tensor."""
@@ -165,7 +165,7 @@ class VirtualReplicas:
                 stand_in = self._placeholder(like.dtype, like.shape)
                 meeting.returned.append((stand_in, numbers))
                 every[0][place] = stand_in
-            every[0] = [tf.no_op() if isinstance(one, tf.Operation) else one for one in every[0]]
+            every[0] = [tf.no_op() if isinstance(value, tf.Operation) else value for value in every[0]]
         return _packed(lib.select_replica(0, result), every[0])
 
     def _given(self, meeting: _Meeting, structure: Any) -> list[Any]:
@@ -198,12 +198,12 @@ class VirtualReplicas:
         for place, values in enumerate(zip(*every, strict=True)):
             if not _is_of(values[0], meeting.graph):
                 continue
-            known: dict[str, int] = {}
+            indexes: dict[str, int] = {}
             for value in values:
-                if value.name not in known:
-                    known[value.name] = len(outputs)
+                if value.name not in indexes:
+                    indexes[value.name] = len(outputs)
                     outputs.append(marks.mark_as_return(value))
-            own.append((place, values[0], [known[value.name] for value in values]))
+            own.append((place, values[0], [indexes[value.name] for value in values]))
         return own, outputs
 
     def _called(self, result: Any, must_run: set[str]) -> Any:
@@ -249,10 +249,11 @@ class VirtualReplicas:
     def _call_stage(self, stage: ReplicaStage) -> None:
         columns: list[list[Any]] = [[] for _ in stage.outputs]
         for replica in range(self._number):
-            made = self._call(stage.function, [self._columns[one.name][replica] for one in stage.inputs], stage.outputs)
-            for column, tensor in zip(columns, made, strict=True):
+            inputs = [self._columns[tensor.name][replica] for tensor in stage.inputs]
+            results = self._call(stage.function, inputs, stage.outputs)
+            for column, tensor in zip(columns, results, strict=True):
                 column.append(tensor)
-        self._columns |= {one.name: column for one, column in zip(stage.outputs, columns, strict=True)}
+        self._columns |= {output.name: column for output, column in zip(stage.outputs, columns, strict=True)}
 
     def _call_meeting(self, meeting: _Meeting) -> None:
         graph = meeting.graph
@@ -308,11 +309,11 @@ def _flat(structure: Any) -> list[Any]:
     """Return the leaves of a structure, composite tensors as their parts."""
     import tensorflow as tf
 
-    found: list[Any] = []
+    leaves: list[Any] = []
     for leaf in tf.nest.flatten(structure):
         parts = _parts(leaf)
-        found += [leaf] if parts is None else parts
-    return [upstream.read_unread(one) for one in found]
+        leaves += [leaf] if parts is None else parts
+    return [upstream.read_unread(leaf) for leaf in leaves]
 
 
 def _packed(structure: Any, flat: Sequence[Any]) -> Any:

@@ -97,12 +97,12 @@ def _stage(graph: Any, whole: Any, body: Sequence[Any], outputs: list[Any], must
     function = upstream.function_graph("virtual_stage")
     upstream.take_functions(function, graph)
     with function.as_default():
-        places = [tf.compat.v1.placeholder(one.dtype, one.shape, "virtual_input") for one in inputs]
-        for place, one in zip(places, inputs, strict=True):
-            upstream.copy_handle_data(one, place)
-        mapped = {one.name: place for one, place in zip(inputs, places, strict=True)}
-        wanted = [*(one.name for one in outputs), *(op.name for op in must_run)]
-        found = tf.graph_util.import_graph_def(definition, mapped, return_elements=wanted, name="")
-    function.inputs, function.outputs = places, found[: len(outputs)]
-    function.control_outputs = found[len(outputs) :]
+        places = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape, "virtual_input") for tensor in inputs]
+        for place, tensor in zip(places, inputs, strict=True):
+            upstream.copy_handle_data(tensor, place)
+        mapped = {tensor.name: place for tensor, place in zip(inputs, places, strict=True)}
+        wanted = [*(tensor.name for tensor in outputs), *(op.name for op in must_run)]
+        imported = tf.graph_util.import_graph_def(definition, mapped, return_elements=wanted, name="")
+    function.inputs, function.outputs = places, imported[: len(outputs)]
+    function.control_outputs = imported[len(outputs) :]
     return ReplicaStage(upstream.add_function(graph.outer_graph, function, keeps_apart=True), inputs, outputs)

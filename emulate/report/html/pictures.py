@@ -48,7 +48,7 @@ def course(run: Run, limit: float) -> str:
         SVG text.
     """
     figure, axes = _figure(2.9)
-    ceiling = max([limit * 10, *(min(10 * ratio, _MOST) for one in run.course if math.isfinite(ratio := _ratio(one)))])
+    ceiling = max([limit * 10, *(min(10 * ratio, _MOST) for point in run.course if math.isfinite(ratio := _ratio(point)))])
     axes.axhspan(LEAST / 2, limit, color="#2b8a3e", alpha=0.08, linewidth=0)
     axes.axhline(limit, color=_BAD, linewidth=1, linestyle="--")
     axes.annotate(
@@ -56,8 +56,8 @@ def course(run: Run, limit: float) -> str:
         ha="right", va="bottom", fontsize=8, color=_BAD,
     )  # fmt: skip
     for kind, points in _by_kind(run.course):
-        steps = [one.step for one in points]
-        ratios = [_ratio(one) for one in points]
+        steps = [point.step for point in points]
+        ratios = [_ratio(point) for point in points]
         colour = _COLOURS.get(kind, _OTHER)
         drawn = [min(max(ratio, LEAST), ceiling) if not math.isnan(ratio) else ceiling for ratio in ratios]
         axes.plot(steps, drawn, label=kind, color=colour, linewidth=1.3, marker="o", markersize=3)
@@ -184,13 +184,13 @@ def _svg(figure: Any) -> str:
 
 
 def _by_kind(points: Sequence[Farthest]) -> Iterator[tuple[str, list[Farthest]]]:
-    for kind in dict.fromkeys(one.kind for one in points):
-        yield kind, [one for one in points if one.kind == kind]
+    for kind in dict.fromkeys(point.kind for point in points):
+        yield kind, [point for point in points if point.kind == kind]
 
 
-def _ratio(one: Farthest) -> float:
-    if one.non_finite or not math.isfinite(one.error):
+def _ratio(point: Farthest) -> float:
+    if point.non_finite or not math.isfinite(point.error):
         return math.inf
-    if not one.noise:
-        return math.inf if one.error else 0.0
-    return one.error / one.noise
+    if not point.noise:
+        return math.inf if point.error else 0.0
+    return point.error / point.noise

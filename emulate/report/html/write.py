@@ -71,16 +71,16 @@ def page_of(verdict: Verdict) -> str:
 def _overall(verdict: Verdict) -> str:
     """Return the deciding verdict, in the order of the exit codes."""
     decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
-    found = {run.verdict for run in verdict.runs}
-    return next((word for word in decides if word in found), "unverified")
+    verdicts = {run.verdict for run in verdict.runs}
+    return next((word for word in decides if word in verdicts), "unverified")
 
 
 def _groups(verdict: Verdict) -> list[dict[str, Any]]:
-    told = ToldCauses()
-    return [_group(runs, told) for runs in groups_of(verdict.runs)]
+    told_causes = ToldCauses()
+    return [_group(runs, told_causes) for runs in groups_of(verdict.runs)]
 
 
-def _group(runs: Sequence[Run], told: ToldCauses) -> dict[str, Any]:
+def _group(runs: Sequence[Run], told_causes: ToldCauses) -> dict[str, Any]:
     first = runs[0]
     return {
         "topologies": ", ".join(run.topology for run in runs),
@@ -90,13 +90,13 @@ def _group(runs: Sequence[Run], told: ToldCauses) -> dict[str, Any]:
         "faults": [(fault.fault, outcome(fault)) for fault in first.faults],
         "failure": first.failure,
         "stacks": list(stacks(first)),
-        "causes": [_cause(runs, at, told) for at in range(len(first.causes))],
+        "causes": [_cause(runs, at, told_causes) for at in range(len(first.causes))],
         "not_compared": texts_of(runs, lambda run: run.not_compared) if first.verdict != "failed" else [],
         "notes": texts_of(runs, lambda run: run.notes),
     }
 
 
-def _cause(runs: Sequence[Run], at: int, told: ToldCauses) -> dict[str, Any]:
+def _cause(runs: Sequence[Run], at: int, told_causes: ToldCauses) -> dict[str, Any]:
     """Return a cause with the evidence of each topology."""
     first = runs[0].causes[at]
     evidence: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ def _cause(runs: Sequence[Run], at: int, told: ToldCauses) -> dict[str, Any]:
         "code": first.code,
         "url": first.url,
         "kind": kind_of(first),
-        "before": told.before(first, [run.topology for run in runs]) if not first.allowed else "",
+        "before": told_causes.before(first, [run.topology for run in runs]) if not first.allowed else "",
         "is_allowed": first.allowed,
         "summary": first.summary,
         "stage": first.stage,
