@@ -12,7 +12,7 @@ import numpy as np
 from emulate import graph_functions
 from emulate.probe import told
 from emulate.probe.plan import Replay
-from emulate.probe.rows import row_positions
+from emulate.probe.rows import joined, row_positions
 from emulate.probe.slices import local_slice, shard_of
 from emulate.probe.trace import Array, Step, Trace
 from emulate.probe.variables import is_floating
@@ -319,17 +319,18 @@ class Rows:
 
     def _rows(self, steps: list[Step], place: int, share: int | None) -> Any:
         if share is None or not self._regrouped:
-            return np.concatenate([_read(step, place) for step in self._chosen(steps, share)])
+            return joined([_read(step, place) for step in self._chosen(steps, share)])
         sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, k)) for k in range(self._shares)]
-        everything = np.concatenate([_read(step, place) for step in steps])
+        everything = joined([_read(step, place) for step in steps])
         dealt = everything[np.argsort(np.arange(len(everything)) % self._shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
 
     def _shape(self, like: Step, place: int, share: int | None) -> list[int | None]:
-        """Return the recorded static shape, with the batch size if it is the same in every step with such inputs."""
-        alike = [steps for steps in self._steps if steps[0].row_inputs == like.row_inputs]
-        rows = {sum(_shape(step, place)[0] for step in self._chosen(steps, share)) for steps in alike}
-        return [rows.pop() if len(rows) == 1 else None, *_shape(like, place)[1:]]
+        """Return the static shape of an input: the number of rows and each width, where it is the same in all such steps."""
+        alike = [self._chosen(steps, share) for steps in self._steps if steps[0].row_inputs == like.row_inputs]
+        rows = {sum(_shape(step, place)[0] for step in steps) for steps in alike}
+        widths = [{*sizes} for sizes in zip(*(_shape(step, place)[1:] for steps in alike for step in steps), strict=True)]
+        return [sizes.pop() if len(sizes) == 1 else None for sizes in (rows, *widths)]
 
 
 def _is_whole(step: Step) -> bool:

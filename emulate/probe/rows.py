@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,23 @@ def num_rows(part: Part) -> int | None:
     return int(dense.shape[0]) if dense.ndim else None
 
 
+def joined(arrays: Sequence[Array]) -> Array:
+    """Return the rows of several arrays as one, filled up with zeros to the widest as `padded_batch` does.
+
+    Args:
+        arrays: Rows of one input, at least one array. Each may have rows of another width.
+
+    Returns:
+        All rows, in this order.
+    """
+    widths = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
+    if all(list(array.shape[1:]) == widths for array in arrays):
+        return np.concatenate(arrays)
+    nothing: Any = b"" if arrays[0].dtype == object else 0
+    missing = [[(0, 0), *((0, wide - size) for wide, size in zip(widths, array.shape[1:], strict=True))] for array in arrays]
+    return np.concatenate([np.pad(array, pad, constant_values=nothing) for array, pad in zip(arrays, missing, strict=True)])
+
+
 def row_names(parts: list[Part]) -> list[str]:
     """Return the identity of each example: a digest of its part of all inputs."""
     number = num_rows(parts[0]) if parts else 0
@@ -67,7 +84,9 @@ def _row_bytes(part: Part, i: int) -> bytes:
     if "indices" in part:
         chosen = part["indices"][:, 0] == i
         return bytes(part["indices"][chosen, 1:].tobytes() + _bytes(part["values"][chosen]))
-    return _bytes(part["dense"][i : i + 1])  # of a string per row too, which by itself is no array
+    # Padding at the end says nothing: `padded_batch` of a host fills its rows up to the longest of them, as one device does
+    # to the longest of all. A slice, because a string of a row is no array by itself.
+    return _bytes(part["dense"][i : i + 1]).rstrip(b"\0")
 
 
 def _ragged_row(part: Part, i: int) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from emulate.probe.rows import joined
 from emulate.probe.trace import Step, Trace
 from emulate.verify.arrays import Floats
 from emulate.verify.compared_runs import complete
@@ -51,7 +53,7 @@ def _paired(ours: Sequence[StepOfAll], theirs: Sequence[StepOfAll], place: int) 
         pairs = []
         for number, of_host in enumerate(shares):
             parts = [step[number :: len(hosts)] if is_dealt else np.split(step, len(hosts))[number] for step in whole]
-            mine, one_device = np.concatenate(of_host), np.concatenate(parts)
+            mine, one_device = joined(of_host), joined(parts)
             if mine.shape == one_device.shape and len(mine) >= _FEWEST:
                 pairs.append((mine, one_device))
         if len(pairs) == len(hosts):
@@ -71,8 +73,8 @@ def _rows(replicas: Sequence[Step], place: int) -> Floats | None:
     arrays = [array.read() for array in stored if array is not None and array.is_complete]
     if len(arrays) < len(stored) or any(array.ndim < 2 or array.dtype.kind != "f" for array in arrays):
         return None
-    table = np.concatenate(arrays).astype(np.float64)
-    return table.reshape(len(table), -1)
+    table = joined(arrays).astype(np.float64)
+    return table.reshape(len(table), math.prod(table.shape[1:]))  # not -1: a replica may have no rows
 
 
 def _line(mine: Floats, theirs: Floats) -> tuple[Floats, Floats] | None:

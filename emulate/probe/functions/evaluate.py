@@ -21,6 +21,7 @@ from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
 from emulate.probe.replay import Rows
 from emulate.probe.rounding import Pairs, RoundedGradients
+from emulate.probe.rows import joined
 from emulate.probe.trace import Array, Step, Trace, Variable
 from emulate.probe.trace_writer import TraceWriter
 
@@ -152,7 +153,7 @@ class _Evaluation:
         """Make one step, and yield its records."""
         recorded: list[Values] = []
         given: list[Values] = []
-        rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
+        rows = shares[0] if len(shares) == 1 else {key: joined([share[key] for share in shares]) for key in shares[0]}
         for place, record in enumerate(function.records):
             with self._off_by_units(function, record):
                 own = self._joined(function.gradients(place, shares, given, rows))
