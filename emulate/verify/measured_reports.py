@@ -33,8 +33,10 @@ def reports(runs: Runs) -> Iterator[Measure]:
         there = (0, *place[1:])
         if there not in theirs or report.name in unlike:
             continue
-        beside = [np.array([values[there].value]) for values in others if there in values]
-        many = len(runs.noise) if len(beside) == len(others) else len(beside)
+        # A run without this report adds nothing to the floor, and the others stay what they are: noise or confirmation.
+        is_made = any(there in values for values in others)
+        beside = [np.array([values.get(there, theirs[there]).value]) for values in others] if is_made else []
+        many = len(runs.noise)
         measured = measure(
             Key(report.kind, "", report.name),
             report.step,
