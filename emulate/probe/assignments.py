@@ -53,9 +53,11 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         if body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
         body.keeps = True
+        of_metric, of_layer = _is_of_metric(self, sys._getframe(1)), bool(body.layer_depth)
         if body.lines is not None:
-            of_metric, of_layer = _is_of_metric(self, sys._getframe(1)), bool(body.layer_depth)
             body.lines.assign(probe.names.of(self), [*args, *kwargs.values()], of_metric=of_metric, of_layer=of_layer)
+        if not of_metric:  # Keras counts in the same metrics for training and validation, and begins them anew
+            probe.functions.changes(self)
         if probe.plan.replay is not None and body.share not in (None, -1) and _is_left_to_the_last(probe, body, self):
             return self
         if id(self) not in body.assigned and _is_shared_number(self):

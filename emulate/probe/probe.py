@@ -169,8 +169,8 @@ class Probe:
         self.recording.handle(record)
 
     def _note_changes(self) -> None:
-        for number in self.functions.changed_elsewhere():
-            self.recording.write({"event": "changed-in-a-graph", "variable": number})
+        for variable, function in self.functions.changed_in_graphs():
+            self.recording.write({"event": "changed-in-a-graph", "variable": variable, "function": function})
 
     def _ask_for_steps(self) -> int:
         """Return the last wanted step, which is decided once it is known how long the epoch and a step are."""
@@ -343,9 +343,12 @@ class Probe:
         """Record what the program makes of a variable that a kept function reads."""
         import tensorflow as tf
 
-        if not tf.executing_eagerly():
-            self.functions.changes(variable)
-        elif (number := self.functions.variable(variable)) is not None and not self.recording.has_reached_last:
+        self.functions.changes(variable)
+        if (
+            tf.executing_eagerly()
+            and (number := self.functions.variable(variable)) is not None
+            and not self.recording.has_reached_last
+        ):
             self.recorder.hand_over("set", {"variable": number}, [(("set",), variable.read_value())])
 
     def _note_shared(self, state: list[Any]) -> None:

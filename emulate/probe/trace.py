@@ -34,7 +34,7 @@ Events (every one has `event`):
     left         replica, variables, changed: those of them that it changed itself when it had made all steps, at its end
     set          variable, value: what the program made between two steps of a variable that their functions read
     result       values: the numbers that a step returns; null where one is not finite
-    changed-in-a-graph   variable: the same, by a function of which nobody knows when it runs
+    changed-in-a-graph   variable: the same, function: the one that assigns it, None if it makes no record of a step
     graph        function, replicas (which have this graph), rows, operations, leaves, forward, lines, at: what a step computes
     input        elements and examples that the dataset gave in how many seconds after the first element (of `first` examples),
                  cores: of the machine's CPU; or failure: why that was not measured

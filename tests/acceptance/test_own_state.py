@@ -118,3 +118,62 @@ def test_what_each_replica_counts_for_a_metric_of_legacy_keras_is_not_compared(t
     (tmp_path / "train.py").write_text(LEGACY_METRIC)
     verdict = emulate.verify(tmp_path / "train.py", "1x2")
     assert verdict.runs[0].verdict == "equivalent", render(verdict)
+
+
+IN_TWO_FUNCTIONS = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(3)
+strategy = tf.distribute.MirroredStrategy()
+draws = np.random.default_rng(0)
+x, y = draws.normal(size=(128, 6)).astype("float32"), draws.normal(size=(128, 1)).astype("float32")
+late = strategy.num_replicas_in_sync if IS_WRONG else 1
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    weights = model.trainable_variables
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.PiecewiseConstantDecay([2], [1e-3, 1e-3 * late]))
+    optimizer.build(weights)
+    own = dict(synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM)
+    sums = [tf.Variable(tf.zeros(w.shape), trainable=False, **own) for w in weights]
+
+def gradients(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / 32
+    return loss, tape.gradient(loss, weights)
+
+def keep(x, y):
+    loss, found = gradients(x, y)
+    for total, gradient in zip(sums, found):
+        total.assign_add(gradient)
+    return loss
+
+def update(x, y):
+    loss, found = gradients(x, y)
+    optimizer.apply_gradients([(g + tf.convert_to_tensor(total), w) for total, g, w in zip(sums, found, weights)])
+    for total in sums:
+        total.assign(tf.zeros_like(total))
+    return loss
+
+@tf.function
+def accumulate(x, y):
+    return strategy.reduce("SUM", strategy.run(keep, (x, y)), axis=None)
+
+@tf.function
+def apply(x, y):
+    return strategy.reduce("SUM", strategy.run(update, (x, y)), axis=None)
+
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+for number, batch in enumerate(strategy.experimental_distribute_dataset(data)):
+    print(float((apply if number % 2 else accumulate)(*batch)))
+"""
+
+
+@pytest.mark.parametrize(("is_wrong", "verdict"), [(False, "equivalent"), (True, "divergent")])
+def test_what_one_function_keeps_for_another_is_not_left_out(
+    tmp_path: Path, preload: Preload, is_wrong: bool, verdict: str
+) -> None:
+    """An evaluation of the second function alone would miss it, and rounding would hide a rate that is wrong later."""
+    (tmp_path / "train.py").write_text(IN_TWO_FUNCTIONS.replace("IS_WRONG", str(is_wrong)))
+    judged = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
+    (run,) = judged.runs
+    assert run.verdict == verdict, render(judged)
+    assert run.first_divergence is None or (run.first_divergence.kind, run.first_divergence.step) == ("weight", 3)

@@ -64,11 +64,15 @@ def refusal(trace: Trace) -> str | None:
     numbers = {event["function"] for _, event in events if "function" in event}
     if trace.num_hosts != 1 or not events or any("function" not in event for _, event in events):
         return _NOT_IN_A_GRAPH
-    functions = [described(trace.directory, number) for number in sorted(numbers)]
-    if (why := next((function["refusal"] for function in functions if "refusal" in function), None)) is not None:
+    functions = {number: described(trace.directory, number) for number in sorted(numbers)}
+    if (why := next((function["refusal"] for function in functions.values() if "refusal" in function), None)) is not None:
         return str(why)
-    read = {number for function in functions for _, number in function["captures"]}
-    if any(event["variable"] in read for _, event in trace.of("changed-in-a-graph")):
+    # A function is cut with the assignments of the variables that it reads. Those of variables that only another one reads
+    # (one function accumulates, another applies) are not evaluated, and neither is a function that makes no step.
+    read = {number: {variable for _, variable in function["captures"]} for number, function in functions.items()}
+    changes = [(event["variable"], event["function"]) for _, event in trace.of("changed-in-a-graph")]
+    read_by_any = set().union(*read.values())
+    if any(variable in read_by_any and variable not in read.get(function, ()) for variable, function in changes):
         return _CHANGED_ELSEWHERE
     steps = [step for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values()]
     are_whole = all(array is not None and array.is_complete for step in steps for array in step.inputs)

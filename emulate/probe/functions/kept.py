@@ -161,10 +161,10 @@ class Functions:
         return None if entry is None else entry[0]
 
     def changes(self, variable: Any) -> None:
-        """Note that the graph of the moment assigns a variable outside of a replica's step."""
+        """Note that the graph of the moment, if there is one, assigns a variable."""
         import tensorflow as tf
 
-        if self._enabled and self._notes_changes:
+        if self._enabled and self._notes_changes and not tf.executing_eagerly():
             graph = upstream.control_flow_root(tf.compat.v1.get_default_graph())
             while getattr(graph, "name", "") == upstream.UPDATE_BY_XLA:
                 graph = upstream.control_flow_root(graph.outer_graph)
@@ -179,11 +179,14 @@ class Functions:
         finally:
             self._notes_changes = True
 
-    def changed_elsewhere(self) -> list[int]:
-        """Return the variables of the functions that other functions of the program assign."""
-        own = [kept.graph for kept in self._kept]
-        changed = [handle for graph, handle in self._changes if not any(graph is mine for mine in own)]
-        return sorted({self._handles[id(handle)][0] for handle in changed if id(handle) in self._handles})
+    def changed_in_graphs(self) -> list[tuple[int, int | None]]:
+        """Return the variables of the functions that graphs of the program assign, each with the function; None for others."""
+        numbers = {id(kept.graph): number for number, kept in enumerate(self._kept)}
+        # TensorFlow traces a function that makes variables twice, and runs only the second graph.
+        unused = {id(kept.graph) for kept in self._kept if not kept.is_written}
+        run = [(graph, handle) for graph, handle in self._changes if id(graph) not in unused]
+        changed = [(self._handles.get(id(handle)), numbers.get(id(graph))) for graph, handle in run]
+        return list(dict.fromkeys((known[0], number) for known, number in changed if known is not None))
 
     def write(self, number: int) -> None:
         """Write a function whose graph is complete by now, once."""
