@@ -17,6 +17,7 @@ from emulate.verify.result import RunResult
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 _SAME_EXAMPLES = "The batch is {growth}x that of one device. gpudist gave one device the same examples in each step."
+_NOT_THE_SAME = "The batch is {growth}x that of one device, and gpudist could not give one device the same examples."
 
 
 def longer(reference: Trace, topology: Trace) -> str | None:
@@ -74,7 +75,7 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
         run.notes.append(_SAME_EXAMPLES.format(growth=growth))
         return [shares]
     if misfit(union) == misfit(shares) == math.inf:
-        run.notes.append(f"The batch is {growth}x that of one device, and gpudist could not give one device the same examples.")
+        run.notes.append(_NOT_THE_SAME.format(growth=growth))
         return [base]
     run.notes.append(_SAME_EXAMPLES.format(growth=growth))
     is_larger = misfit(union) <= misfit(shares) and _is_larger(yardsticks.with_noise(shares), topology, growth)
@@ -100,6 +101,9 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
         summed = replace(base, replay=replace(in_shares, summed=True))
         if misfit(summed) <= FACTOR:
             return [summed]
+    if not ways and grouping_matters(yardsticks, shares):
+        run.notes[-1] = _NOT_THE_SAME.format(growth=growth)  # shares alone would hide what a replica does with its own rows
+        return [base]
     return [*sorted(ways, key=lambda way: _objective_off(yardsticks.with_noise(way), topology))[:1], shares]
 
 

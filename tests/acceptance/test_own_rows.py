@@ -176,6 +176,16 @@ def test_what_is_wrong_in_a_batch_that_grows_is_found_out_in_a_step_that_draws(j
     assert (run.verdict, codes(run)) == ("divergent", ["local-normalization"])
 
 
+def test_what_replicas_do_with_their_own_rows_is_not_hidden_where_one_device_cannot_have_all_of_a_batch_that_grows(
+    judged: Callable[..., Run],
+) -> None:
+    """A weight for each place of a replica's batch: one device that gets all rows at once has no weights for them."""
+    of_places = "tf.reduce_sum(tf.nn.relu(of_rows - tf.reduce_mean(of_rows)) * tf.linspace(0.5, 1.5, 6)) / BATCH"
+    run = judged(of_places, batch=GROWS, steps=4)
+    assert (run.verdict, codes(run)) == ("unverified", [])
+    assert any("could not give one device the same examples" in note for note in run.notes)
+
+
 @pytest.mark.slow
 def test_a_count_of_a_replicas_own_rows_is_found_out_beside_batch_normalization(tmp_path: Path, preload: Preload) -> None:
     program = PROGRAM.replace(
