@@ -47,11 +47,12 @@ def num_rows(part: Part) -> int | None:
     return int(dense.shape[0]) if dense.ndim else None
 
 
-def joined(arrays: Sequence[Array]) -> Array:
-    """Return the rows of several arrays as one, filled up with zeros to the widest as `padded_batch` does.
+def joined(arrays: Sequence[Array], missing: float = 0) -> Array:
+    """Return the rows of several arrays as one, filled up to the widest as `padded_batch` does.
 
     Args:
         arrays: Rows of one input, at least one array. Each may have rows of another width.
+        missing: What numbers are filled up with.
 
     Returns:
         All rows, in this order.
@@ -59,9 +60,11 @@ def joined(arrays: Sequence[Array]) -> Array:
     widths = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
     if all(list(array.shape[1:]) == widths for array in arrays):
         return np.concatenate(arrays)
-    nothing: Any = b"" if arrays[0].dtype == object else 0
-    missing = [[(0, 0), *((0, wide - size) for wide, size in zip(widths, array.shape[1:], strict=True))] for array in arrays]
-    return np.concatenate([np.pad(array, pad, constant_values=nothing) for array, pad in zip(arrays, missing, strict=True)])
+    fill: Any = b"" if arrays[0].dtype == object else missing
+    widths_missing = [
+        [(0, 0), *((0, wide - size) for wide, size in zip(widths, array.shape[1:], strict=True))] for array in arrays
+    ]
+    return np.concatenate([np.pad(array, pad, constant_values=fill) for array, pad in zip(arrays, widths_missing, strict=True)])
 
 
 def row_names(parts: list[Part]) -> list[str]:

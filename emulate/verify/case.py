@@ -264,7 +264,7 @@ class Case:
         if ledger is not None and ledger.by:
             self.notes.append(
                 f"gpudist identifies examples only by {_inputs(ledger.by)} of the step: the other inputs differ, as "
-                "values do that the program computes with its model and passes to the step"
+                "padding does, or values that the program computes with its model and passes to the step"
             )
         if ledger is not None and ledger.dropped:
             self.notes.append(

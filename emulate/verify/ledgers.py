@@ -101,12 +101,16 @@ def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepO
 
 
 def _is_close(reference: StepOfAll, topology: StepOfAll, data: tuple[int, ...], place: int) -> bool:
-    """Return whether an input's examples differ by rounding at most, before the model has changed."""
+    """Return whether an input's examples differ by rounding or padding at most, before the model has changed."""
     theirs, ours = _by_row(reference, data, place), _by_row(topology, data, place)
     if theirs is None or ours is None or theirs.ndim != ours.ndim or len(theirs) != len(ours):
         return False
-    theirs, ours = np.split(joined([theirs, ours]), 2)
-    return bool(np.abs(ours - theirs).max(initial=0.0) <= _CLOSE * np.abs(theirs).max(initial=0.0))
+    theirs, ours = np.split(joined([theirs, ours], np.nan), 2)
+    padding = np.where(np.isnan(ours), theirs, ours)[np.isnan(ours) != np.isnan(theirs)]
+    if np.unique(padding).size > 1:  # with labels, say, it is not 0
+        return False
+    apart, size = np.nan_to_num(np.abs(ours - theirs)), np.nan_to_num(np.abs(theirs))
+    return bool(apart.max(initial=0.0) <= _CLOSE * size.max(initial=0.0))
 
 
 def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None:
@@ -119,7 +123,7 @@ def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None
             return None
         all_names += names
         arrays.append(array.read().astype(np.float64))
-    return joined(arrays)[np.argsort(all_names, kind="stable")]
+    return joined(arrays, np.nan)[np.argsort(all_names, kind="stable")]
 
 
 def _names(step: Step, places: tuple[int, ...]) -> Rows | None:

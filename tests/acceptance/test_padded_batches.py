@@ -17,29 +17,29 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 rng = np.random.default_rng(0)
 BATCH = 16
 texts = [rng.integers(1, 50, rng.integers(4, 20)).astype("int32") for _ in range(64)]
-labels = np.array([text.sum() % 2 for text in texts], "float32")
+tags = [text % 5 for text in texts]
 
 def of_host(context):
-    signature = (tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.float32))
-    dataset = tf.data.Dataset.from_generator(lambda: zip(texts, labels), output_signature=signature)
+    signature = (tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32))
+    dataset = tf.data.Dataset.from_generator(lambda: zip(texts, tags), output_signature=signature)
     dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
-    return dataset.padded_batch(context.get_per_replica_batch_size(BATCH), drop_remainder=True)
+    size = context.get_per_replica_batch_size(BATCH)
+    return dataset.padded_batch(size, padding_values=(0, PADDING), drop_remainder=True)
 
 with strategy.scope():
-    embedding, dense = keras.layers.Embedding(50, 8), keras.layers.Dense(1)
-    embedding.build(), dense.build((None, 8))
+    embedding, dense = keras.layers.Embedding(50, 8), keras.layers.Dense(5)
+    embedding.build(), dense.build((None, None, 8))
     weights = embedding.trainable_variables + dense.trainable_variables
     optimizer = keras.optimizers.Adam(0.01)
     optimizer.build(weights)
 
 @tf.function
 def train(batch):
-    def step(tokens, labels):
-        mask = tf.cast(tokens != 0, tf.float32)[..., None]
+    def step(texts, tags):
+        mask = tf.cast(texts > 0, tf.float32)
         with tf.GradientTape() as tape:
-            values = embedding(tokens)
-            logits = dense({mean})[:, 0]
-            loss = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)) / BATCH
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(tags, 0), dense(embedding(texts))) * mask
+            loss = tf.reduce_sum(MEAN) / BATCH
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
         return loss
     return strategy.reduce("SUM", strategy.run(step, batch), axis=None)
@@ -47,18 +47,22 @@ def train(batch):
 for batch in strategy.distribute_datasets_from_function(of_host):
     print(float(train(batch)))
 """
+OF_TOKENS = "tf.reduce_sum(each, 1) / tf.reduce_sum(mask, 1)"
+OF_PADDING_TOO = "tf.reduce_mean(each, 1)"
 
 
 @pytest.mark.parametrize(
-    ("mean", "verdict", "codes"),
+    ("padding", "mean", "verdict", "codes"),
     [
-        ("tf.reduce_sum(values * mask, 1) / tf.reduce_sum(mask, 1)", "equivalent", []),
-        ("tf.reduce_mean(values, 1)", "divergent", ["in-batch-negatives"]),
+        pytest.param("0", OF_TOKENS, "equivalent", [], id="zeros"),
+        pytest.param("-1", OF_TOKENS, "equivalent", [], id="tags of which none is a class"),
+        pytest.param("-1", OF_PADDING_TOO, "divergent", ["in-batch-negatives"], id="a mean of the padding too"),
     ],
-    ids=["with a mask", "a mean of the padding too"],
 )
-def test_hosts_that_pad_their_own_batches(tmp_path: Path, preload: Preload, mean: str, verdict: str, codes: list[str]) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.replace("{mean}", mean))
+def test_hosts_that_pad_their_own_batches(
+    tmp_path: Path, preload: Preload, padding: str, mean: str, verdict: str, codes: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.replace("PADDING", padding).replace("MEAN", mean))
     judged = emulate.verify(tmp_path / "train.py", "2x1", preload=preload)
     (run,) = judged.runs
     assert (run.verdict, [cause.code for cause in run.causes]) == (verdict, codes), render(judged)

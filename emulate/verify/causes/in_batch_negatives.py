@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.padding import is_padded_otherwise
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
-from emulate.verify.compared_runs import complete
 from emulate.verify.lines import operations
 
 
@@ -28,19 +28,8 @@ def _search(case: Case) -> Sign | None:
             "examples, so the program trains a different model."
         ),
         f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}",
-        _OF_PADDING if _is_padded_otherwise(case, m.key.optimizer, first) else None,
+        _OF_PADDING if is_padded_otherwise(case, m.key.optimizer, first) else None,
     )
-
-
-def _is_padded_otherwise(case: Case, optimizer: str, step: int) -> bool:
-    """Return whether the examples of a step have other lengths than on one device: each host fills up its own batches."""
-    steps = [complete(trace, optimizer)[step : step + 1] for trace in (case.plain, case.untouched)]
-    widths = [
-        {(place, array.shape[1:]) for local in of_all.values() for place in local.row_inputs if (array := local.inputs[place])}
-        for made in steps
-        for of_all in made
-    ]
-    return len({frozenset(shapes) for shapes in widths}) > 1
 
 
 def _is_open(case: Case, step: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers, steps_in_words
+from emulate.verify.causes.padding import is_padded_otherwise
 from emulate.verify.causes.text import GENERAL
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import Fit
@@ -57,7 +58,7 @@ def _search_weighted(case: Case) -> Sign | None:
     first = fits[0]
     shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
     if not case.are_counts(first):
-        if case.lines.rows_meet:
+        if case.lines.rows_meet or is_padded_otherwise(case, first.optimizer, first.step):
             return None  # examples meet before the loss: it is no function of the loss that each replica has
         case.explain_fits(fits)
         return Sign(
