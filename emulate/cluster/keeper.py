@@ -9,6 +9,7 @@ import pickle
 import select
 import signal
 import socket
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,6 +112,8 @@ def keep(channel: Channel, capability: Capability, *, is_preloaded: bool) -> NoR
         _Keeper(channel, order).run(capability, is_preloaded)
     except EOFError:
         pass
+    except Exception:
+        traceback.print_exc()  # the exit below would leave no word of it
     finally:
         os._exit(0)
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -90,7 +91,7 @@ class Views:
         assert self._directory is not None
         with contextlib.ExitStack() as handles:
             covered = [self._directory] if self._directory.is_relative_to(folder) else []
-            again = [(path, handles.enter_context(_handle(path))) for path in (*_mounts_below(folder), *covered)]
+            again = [(path, handles.enter_context(_handle(path))) for path in (*mounts_below(folder), *covered)]
             lower = handles.enter_context(_handle(folder))
             self._mount_on_disk_or_in_memory(folder, lower, self._directory / "views" / str(number), bool(covered))
             for path, fd in again:
@@ -179,12 +180,13 @@ def _handle(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _mounts_below(folder: Path) -> list[Path]:
+def mounts_below(folder: Path) -> list[Path]:
     """Return the mount points of other file systems inside a folder: an overlay would show them empty."""
     mount_points = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         # The kernel writes spaces, tabs, newlines and backslashes of a path as octal escapes (proc(5)).
-        path = Path(line.split()[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))
+        name = re.sub(rb"\\(\d{3})", lambda escape: bytes([int(escape[1], 8)]), line.split()[4])
+        path = Path(os.fsdecode(name))
         if path != folder and path.is_relative_to(folder) and path.is_dir():
             mount_points.append(path)
     return outermost(mount_points)

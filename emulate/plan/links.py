@@ -19,7 +19,7 @@ _NVLINKS = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
 _GENERATION_OF_GPU = {"P100": 1, "V100": 2, "A100": 3, "A800": 3, "H100": 4, "H200": 4, "H800": 4, "B200": 5, "GB200": 5}
 _INFINIBAND_GBIT = {"QDR": 32, "FDR": 56, "EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
 _NEIGHBOURS_IN_CUBE_MESH = 4  # Each GPU of a DGX-1 is wired to four others (NVIDIA's DGX-1 white paper, figure 4).
-_SOCKETS = {"one": 1, "single": 1, "1": 1, "two": 2, "dual": 2, "2": 2, "four": 4, "4": 4}
+_SOCKETS = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4}
 _SOCKET_CROSSING = 0.5  # NCCL: SKL_QPI_BW 10 and BDW_QPI_BW 6 beside PCI_BW 24 and 12
 
 
@@ -111,14 +111,14 @@ def parse_inside(text: str, gpu: str, gpus_per_host: int) -> Inside:
     match = re.search(r"pci(?:e|-e| express)?\s*(?:gen\s*)?(\d)(?:\.0)?", words)
     lanes = re.search(r"x\s?(16|8|4)\b", words)
     bandwidth = _PCIE_3_X16_GB_PER_S * 2.0 ** (int(match[1]) - 3 if match else 0) * (int(lanes[1]) / 16 if lanes else 1)
-    sockets = re.search(r"(one|single|two|dual|four|\d)[\s-]*sockets?", words)
+    sockets = re.search(r"(one|single|two|dual|four|[1-9])[\s-]*sockets?", words)
     return Inside(
         "pcie",
         bandwidth,
         gpus_per_host,
         bridged=_BRIDGE_GB_PER_S if has_nvlink else 0.0,
         peer_to_peer=not (re.search(r"(no|without) (p2p|peer)", words) or _is_geforce(gpu)),
-        sockets=_SOCKETS.get(sockets[1], 1) if sockets else 1,
+        sockets=(_SOCKETS.get(sockets[1]) or int(sockets[1])) if sockets else 1,
     )
 
 

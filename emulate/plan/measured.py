@@ -51,7 +51,7 @@ def parse_measured(texts: Sequence[str]) -> tuple[Measured, ...]:
     points: dict[int, Measured] = {}
     for text in texts:
         match = _FORM.fullmatch(text)
-        if match is None or int(match[1]) < 1 or float(match[2]) <= 0 or match[3] == "0":
+        if match is None or int(match[1]) < 1 or float(match[2]) <= 0 or int(match[3] or 1) < 1:
             raise UsageError(
                 "--measured must have the form 'N: X examples/s at batch B', with positive numbers. "
                 f"Received: --measured {text!r}. N is the number of GPUs, "

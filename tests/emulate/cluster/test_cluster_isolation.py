@@ -14,7 +14,7 @@ import pytest
 
 from emulate.cluster import HostContext, RunningCluster, describe_isolation
 from emulate.cluster.roles import hold_ports
-from emulate.cluster.views import Views, outermost
+from emulate.cluster.views import Views, mounts_below, outermost
 from tests.emulate.cluster.helpers import Ran, events_until, start_python
 
 REFUSALS = {name: told["why"] for name, told in describe_isolation().items()}
@@ -98,6 +98,18 @@ def supervise(how: str, folder: Path, topology: str) -> Any:
 
 
 @needs_network
+def test_mounts_inside_of_a_folder_are_known_by_their_names_in_any_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "データ of mine"
+    inside.mkdir()
+    told = "".join(
+        f"36 35 0:3 / {place} rw - tmpfs tmpfs rw\n" for place in ("/", str(inside).replace(" ", "\\040"), "/\\134x")
+    )
+    monkeypatch.setattr(Path, "read_bytes", lambda path: told.encode())
+    assert mounts_below(tmp_path) == [inside]
+
+
 @needs_views
 def test_a_program_may_change_its_folder_and_the_users_files_stay(run: Run, users: Path) -> None:
     before = content(users)

@@ -50,7 +50,7 @@ def test_measurements_come_by_number_of_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["195", "1: examples/s", "0: 195 examples/s", "1: 0 examples/s", "1: 195 examples/s at batch 0", ""]
+    "text", ["195", "1: examples/s", "0: 195 examples/s", "1: 0 examples/s", "1: 195 examples/s at batch 00", ""]
 )
 def test_a_measurement_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as error:
