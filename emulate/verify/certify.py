@@ -13,15 +13,16 @@ import numpy as np
 from emulate.probe import Step, StoredArray, Trace
 from emulate.verify.arrays import Floats, aligned, eps_of, norm
 from emulate.verify.case import Case
+from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, total, weights_before
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
-from emulate.verify.precision import computed_in, unit_of_all
 from emulate.verify.verdict import BY_DESIGN, Run
 from gpudist_core.certificates import MOST, NUM, START, STEPS, Certificate, Input, Integers, Tensor, examples_of, project
 
 _LOSS = "batch/loss"
 """The name under which the probe reports the loss in the logs of `fit`."""
+_ROUNDED = f"rounding alone may change it by more than {MOST / FACTOR:.0%}"
 
 
 class NotCertified(Exception):
@@ -76,7 +77,6 @@ class _Certifying:
         self._steps = complete(self._trace, self._optimizer)[:STEPS]
         self._names = names_of(self._steps[0])
         self._how = self._case.base.runs.how(self._optimizer)
-        self._computed = computed_in(self._trace)
         self._left_out: list[str] = []
 
     def certificate(self) -> Certificate:
@@ -141,25 +141,41 @@ class _Certifying:
         for place, name in enumerate(self._names):
             missing = [str(step) for step in range(len(projected)) if np.isnan(projected[step, place]).any()]
             if missing:
-                why = "it is not more than rounding" if is_rounding[:, place].any() else "it was not recorded as a whole"
+                why = _ROUNDED if is_rounding[:, place].any() else "it was not recorded as a whole"
                 self._left_out.append(f"the gradient of {name} in step {', '.join(missing)} ({why})")
         if np.isnan(projected).all():
-            raise NotCertified("no gradient was recorded as a whole, or is more than rounding")
+            raise NotCertified(f"no gradient can be compared ({_ROUNDED}, or it was not recorded as a whole)")
         return projected
 
     def _noise(self, norms: Floats) -> Floats:
         """Return the norm of what rounding makes of each gradient, from all pairs of runs that differ by rounding alone."""
-        case, spreads, scales, units = self._case, {}, {}, {}
-        pairs = [(trace, case.reference) for trace in case.noise]
-        if self._run.verdict == "equivalent" and case.ledger is not None and case.ledger.is_same:
-            pairs.append((case.topology, case.plain))  # two runs that went their own ways, as that of another machine will
+        spreads, scales, units = {}, {}, {}
+        pairs = self._pairs()
+        if not pairs:
+            raise NotCertified("no two runs show what rounding alone makes of its gradients")
         for place, name in enumerate(self._names):
             key = Key("gradient", self._optimizer, name)
             scales[key] = dict(enumerate(norms[:, place]))
             spreads[key] = {step: self._spread(pairs, step, name) for step in range(len(norms))}
-            units[key] = unit_of_all(list(gradients_of(self._steps[0], name).values()), self._computed)
+            # What is rounded to 16 bits, and how often, is measured: 8 units of them would be as much as half of the gradient.
+            units[key] = min(eps_of("<f4"), eps_of(self._tensor(name).dtype))
         noise = floors(spreads, scales, units)
         return np.array([[noise[key][step] for key in noise] for step in range(len(norms))])
+
+    def _pairs(self) -> list[tuple[Trace, Trace]]:
+        case = self._case
+        free, is_alike = case.plain, self._run.verdict == "equivalent"
+        ours, reference, noise = case.topology, case.reference, case.noise
+        is_by_share = any(
+            cause.code == BATCHNORM.code for cause in self._run.causes
+        )  # what one device normalizes is no rounding
+        if is_by_share and (normalized := case.normalized_alike()) is not None:
+            runs, is_alike = normalized[1].runs, normalized[1].is_equivalent
+            ours, reference, noise, free = runs.topology, runs.reference, runs.noise, runs.as_they_came.reference
+        pairs = [(trace, reference) for trace in noise]
+        if is_alike and case.ledger is not None and case.ledger.is_same:
+            pairs.append((ours, free))  # two runs that went their own ways, as that of another machine will
+        return pairs
 
     def _spread(self, pairs: Sequence[tuple[Trace, Trace]], step: int, name: str) -> float:
         """Return the largest norm of the difference of two runs' gradients; NaN without two."""
@@ -170,9 +186,9 @@ class _Certifying:
                 continue
             parts = [list(gradients_of(of_run[step], name).values()) for of_run in steps]
             if all(parts) and all(part.is_complete for part in itertools.chain(*parts)):
-                arrays, how = aligned([*parts[0], *parts[1]]), self._how if ours is self._case.topology else "sum"
+                arrays = aligned([*parts[0], *parts[1]])
                 first, other = arrays[: len(parts[0])], arrays[len(parts[0]) :]
-                distances.append(norm(total(first, how) - total(other, "sum")))
+                distances.append(norm(total(first, self._how) - total(other, self._how)))
         return max(distances, default=math.nan)
 
     def _examples(self) -> tuple[tuple[Input, ...], Integers]:
@@ -182,8 +198,8 @@ class _Certifying:
         why = None
         if any(local.reduced or local.runs > 1 or local.again for local in all_of):
             why = "gradients of several calls of Strategy.run are applied together, or outside of it"
-        elif not first.row_inputs or any(local.row_inputs != first.row_inputs or not local.rows for local in all_of):
-            why = "they are not arguments of Strategy.run in every step"
+        elif not first.row_inputs or any(local.row_inputs != first.row_inputs or local.rows is None for local in all_of):
+            why = "they are not the same arguments of Strategy.run in every step"
         places = () if why else tuple(place for place in first.row_inputs if _is_dense(all_of, place))
         if not places:
             self._left_out.append(f"the examples ({why or 'they were not recorded as arrays of numbers'})")

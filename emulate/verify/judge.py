@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Judgement:
 
     Attributes:
         is_amplified: Not one of them: whether gradients show little beside rounding that is amplified.
+        case: Not one of them: what was judged.
     """
 
     verdict: str
@@ -46,6 +47,7 @@ class Judgement:
     rows: tuple[tuple[int, ...], ...]
     step_graph: StepGraph | None = None
     is_amplified: bool = False
+    case: Case | None = field(default=None, repr=False, compare=False)
 
     @property
     def has_unexplained(self) -> bool:
@@ -162,6 +164,7 @@ def judge(
         rows=case.ledger.rows if case.ledger else (),
         step_graph=step_graph(case.plain, case.untouched, case.num_replicas),
         is_amplified=base.drowned_from is not None,
+        case=case,
     )
 
 

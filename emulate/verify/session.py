@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ class Session:
         self._yardsticks = Yardsticks(runner, seed, reference)
         self._reruns = Reruns(self._yardsticks, runner.program)
         self._leads: dict[tuple[str, Variation], Variation | None] = {}
-        self._cases: dict[Topology, Case] = {}
+        self._cases: dict[Topology, Callable[[], Case | None]] = {}
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         """Make the runs and judge each topology.
@@ -128,8 +128,8 @@ class Session:
         return self._summary(reference), judged, notes
 
     def evidence(self, topology: Topology) -> Evidence | None:
-        """Return what a topology was judged by last, with the draws that the program makes without gpudist; None without it."""
-        case = self._cases.get(topology)
+        """Return what a topology was judged by, with the draws that the program makes without gpudist; None without it."""
+        case = self._cases[topology]() if topology in self._cases else None
         if case is None or not _draws_numbers(case.untouched):
             return None if case is None else Evidence(case, case.untouched)
         own = trace_of(self._yardsticks.topology(topology, OWN_DRAWS))
@@ -244,8 +244,11 @@ class Session:
             if judgements[-1].verdict != "equivalent":
                 break
         judgement = judgements[0]
+        self._cases[run.topology] = lambda: judgements[-1].case
         if judgement.verdict == BY_DESIGN and IN_32_BITS in base.switches:
             judgement = replace(judgement, not_compared=(*judgement.not_compared, _NOT_IN_16_BITS))
+            as_it_is = run.trace or self._runner.empty_trace(run)
+            self._cases[run.topology] = lambda: self._case(run, own, None, AS_IT_STANDS, reference, as_it_is, recovery)
         if judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
         judged = judgement.fill(unjudged(run, reference))
@@ -272,7 +275,6 @@ class Session:
 
         def judged_on(base: Variation) -> Judgement:
             case = self._case(run, own, varied, base, reference, compared, recovery)
-            self._cases[run.topology] = case
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
         led = self._led(run, compared, base)

@@ -76,10 +76,9 @@ class Check:
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare the loss in the logs."""
         del batch
-        if self._watch is None or self._batches is None or self._batches >= self._watch.certificate.steps:
-            return
-        self._watch.compare_loss(self._batches, (logs or {}).get("loss"))
-        self._batches += 1
+        if self._watch is not None:
+            self._watch.compare_loss(self._batches, (logs or {}).get("loss"))
+            self._batches = None if self._batches is None else self._batches + 1
 
     def __getattr__(self, name: str) -> Any:
         # The other methods of a Keras callback, of which Keras asks whether they are overridden.

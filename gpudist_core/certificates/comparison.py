@@ -41,6 +41,9 @@ class StepChecker:
         local: The number of replicas of this host.
         exchange: Exchanges the hosts' sums.
         end: Called after the last certified step.
+
+    Attributes:
+        num_compared: The number of steps that agree.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class StepChecker:
         self._exchange, self._end = exchange, end
         self._reports: dict[int, dict[int, Fingerprints]] = {}
         self._lock = threading.Lock()
+        self.num_compared = 0
 
     def take(self, step: int, replica: int, report: Fingerprints) -> None:
         """Take a replica's report.
@@ -77,6 +81,7 @@ class StepChecker:
                 return
             del self._reports[step]
             self._compare(step, self._of_all_hosts([reports[number] for number in sorted(reports)]))
+            self.num_compared += 1
             if step == self._certificate.steps - 1:
                 self._end()
 

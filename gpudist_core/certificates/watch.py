@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import itertools
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,6 +38,7 @@ class Watch:
         self.certificate, self._precision = certificate, precision
         self._comparison: StepChecker | None = None
         self._optimizer: Any = None
+        self._has_ended = False
         self._ends: list[Callable[[], None]] = []
         self._prefix = f"gpudist/certificate/{next(_numbers)}"
 
@@ -42,34 +47,70 @@ class Watch:
         """Return the number of steps that the optimizer has made."""
         return optimizers.num_applied(self._optimizer)
 
+    @property
+    def _num_compared(self) -> int:
+        return 0 if self._comparison is None else self._comparison.num_compared
+
     def optimizer(self, optimizer: Any) -> None:
-        """Watch an optimizer."""
-        if optimizer is self._optimizer:
+        """Watch an optimizer, unless the certified steps are over."""
+        if optimizer is self._optimizer or self._has_ended:
             return
         optimizers.check(optimizer)
         if self._optimizer is not None:
             raise UsageError("A certificate has one optimizer", certified=self.certificate.optimizer, second=optimizer.name)
         self._optimizer = optimizer
+        if self.num_applied >= self.certificate.steps:
+            self._has_ended = True
+            self._warn("The run goes on from a later step: nothing is compared.", stacklevel=4)
+            return
+        atexit.register(self._warn, "The run ended too early, or went on from a later step.")
         applies.of_run.__enter__()
         self._ends = [applies.before_apply(optimizer, self._before_apply), partial(applies.of_run.__exit__, None, None, None)]
 
-    def compare_loss(self, step: int, value: Any) -> None:
-        """Compare a loss that `fit` logs. Raise UsageError if no step was checked."""
-        if self._comparison is None:
-            raise UsageError(
-                "A checked model must not have trained before",
-                "Pass the check to the first fit, or call model.compile(...) again.",
-                certificate=self.certificate.program,
-            )
-        self._comparison.compare_loss(step, np.nan if value is None else float(value))
+    def compare_loss(self, step: int | None, value: Any) -> None:
+        """Compare a loss that `fit` logs; None for the step of another loss. Raise UsageError if no step was checked."""
+        with self._ended_by_errors():
+            if self._comparison is None and not self._has_ended:
+                raise UsageError(
+                    "A checked model must not have trained before",
+                    "Pass the check to the first fit.",
+                    certificate=self.certificate.program,
+                    steps=self.num_applied,
+                )
+            if self._comparison is not None and step is not None and step < self.certificate.steps:
+                self._comparison.compare_loss(step, np.nan if value is None else float(value))
+
+    def _agree(self) -> None:
+        self._end()
+        print(f"gpudist_core: the gradients of {self._num_compared} certified steps agree", file=sys.stderr, flush=True)
 
     def _end(self) -> None:
-        for end in self._ends:
+        ends, self._ends, self._has_ended = self._ends, [], True
+        for end in ends:
             end()
-        self._ends = []
+        atexit.unregister(self._warn)
+
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._end()
+            raise
+
+    def _warn(self, why: str, stacklevel: int = 1) -> None:
+        warnings.warn(
+            f"All certified steps must be compared. Received: compared={self._num_compared}, "
+            f"certified={self.certificate.steps}. {why}",
+            stacklevel=stacklevel,
+        )
 
     def _before_apply(self, grads: list[Any], variables: list[Any]) -> Any:
         """Return the operation that reports a step, which does nothing after the certified ones."""
+        with self._ended_by_errors():
+            return self._reporting(grads, variables)
+
+    def _reporting(self, grads: list[Any], variables: list[Any]) -> Any:
         import tensorflow as tf
 
         certificate = self.certificate
@@ -111,9 +152,10 @@ class Watch:
             Zero, as an operation must return something.
         """
         assert self._comparison is not None
-        if outside is not None:
-            examples = fingerprints.examples_of([np.asarray(value) for value in _inputs(self.certificate, outside)])
-        self._comparison.take(int(step), replica, Fingerprints(projections, start, examples))
+        with self._ended_by_errors():
+            if outside is not None:
+                examples = fingerprints.examples_of([np.asarray(value) for value in _inputs(self.certificate, outside)])
+            self._comparison.take(int(step), replica, Fingerprints(projections, start, examples))
         return np.int64(0)
 
     def _place(self) -> tuple[int, int]:
@@ -135,7 +177,7 @@ class Watch:
             exchange = TextExchange(store_of_job(hosts), self._prefix, places.host, hosts, _TIMEOUT)
             local = 1 if certificate.reduced else len(places.devices)
             precision = self._precision or _precision(places.devices)
-            self._comparison = StepChecker(certificate, precision, local, exchange, self._end)
+            self._comparison = StepChecker(certificate, precision, local, exchange, self._agree)
         context = tf.distribute.get_replica_context()
         if certificate.reduced or context is None:
             return 0, 0
@@ -153,12 +195,16 @@ def _check_tensors(certificate: Certificate, variables: list[Any]) -> None:
     for number in range(max(len(certificate.tensors), len(variables))):
         tensor = certificate.tensors[number] if number < len(certificate.tensors) else None
         variable = variables[number] if number < len(variables) else None
-        seen = None if variable is None else (tuple(variable.shape), str(getattr(variable.dtype, "name", variable.dtype)))
-        if tensor is None or seen != (tensor.shape, tensor.dtype):
+        seen = None if variable is None else (_kept(variable.shape), str(getattr(variable.dtype, "name", variable.dtype)))
+        certified = None if tensor is None else (_kept(tensor.shape), tensor.dtype)
+        if seen != certified:
             name = tensor.name if tensor is not None else str(getattr(variable, "path", getattr(variable, "name", "")))
-            certified = None if tensor is None else (tensor.shape, tensor.dtype)
             advice = "The model has other variables than the certified one."
             raise CertificateMismatch(0, "start", name, seen, certified, 0.0, advice)
+
+
+def _kept(shape: Any) -> tuple[int, ...]:
+    return tuple(shape) or (1,)  # as a verification keeps scalars
 
 
 def _inputs(certificate: Certificate, replica: int) -> list[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpudist_core as gd
-from gpudist_core.certificates import Certificate, CertificateMismatch, Input, Tensor, examples_of, project
+from gpudist_core.certificates import START, Certificate, CertificateMismatch, Input, Tensor, examples_of, project
 from gpudist_core.certificates.comparison import Fingerprints, StepChecker
 from gpudist_core.checkpoints.exchange import TextExchange
 from tests.core.conftest import OnHosts
@@ -218,3 +218,68 @@ def test_a_run_that_the_certificate_does_not_cover_is_refused(on_hosts: OnHosts,
     (found,) = on_hosts("1x1", texts)
     assert "The certificate holds for 2 replicas. Received: replicas=1. It was made on 1x2." in found[0]
     assert "A certificate has one optimizer. Received: certified='adam', second=" in found[1]
+
+
+def test_a_check_ends_with_a_word_and_leaves_nothing_patched(on_hosts: OnHosts, tmp_path: Path) -> None:
+    """Whether the steps agree or not, are too few, or were made before: with a variable of one number, kept flat by traces."""
+    values = np.array([[project(np.array([0.7]), "scale", step)] for step in range(2)])
+    start, nothing = project(np.array([0.7]), "scale", START), np.zeros((0, 3), np.int64)
+    arrays = {"projections": values, "norms": np.full((2, 1), 0.7), "start": start[None], "start_norms": np.array([0.7])}
+    scalar = certificate(replicas=1, tensors=(Tensor("scale", (1,), "float32"),), inputs=(), examples=nothing, **arrays)
+    replace(scalar, noise=np.full((2, 1), 1e-6)).write(tmp_path / "train.npz")
+
+    def outcomes() -> list[tuple[str, list[str], bool]]:
+        import atexit
+        import contextlib
+        import io
+        import warnings
+        from types import SimpleNamespace
+        from unittest import mock
+
+        import keras
+
+        from gpudist_core.upstream import applies
+
+        def outcome(*gradients: float, before: int = 0) -> tuple[str, list[str], bool]:
+            variable, optimizer = keras.Variable(0.7), keras.optimizers.SGD(0.0)
+            optimizer.build([variable])
+            for _ in range(before):
+                optimizer.apply([np.float32(1)], [variable])
+            unchecked, check, raised = optimizer.apply, gd.check(tmp_path / "train.npz"), ""
+            output = io.StringIO()
+            said, at_end = contextlib.redirect_stderr(output), mock.patch.object(atexit, "register")
+            with warnings.catch_warnings(record=True) as warned, at_end as at_exit, said:
+                warnings.simplefilter("always")
+                check.set_model(SimpleNamespace(optimizer=optimizer))
+                check.on_train_begin()
+                try:
+                    for gradient in gradients:  # a step that was traced before the check is applied without it
+                        (unchecked if before else optimizer.apply)([np.float32(gradient)], [variable])
+                        check.on_train_batch_end(0, {"loss": 2.0})
+                except (ValueError, gd.CertificateMismatch) as error:
+                    raised = str(error)
+                is_patched = "apply" in vars(optimizer) or applies.of_run._blocks > 0
+                if is_patched:
+                    for call in at_exit.call_args_list:
+                        call.args[0](*call.args[1:])
+                    check._watch._end()
+                else:
+                    check.optimizer(keras.optimizers.SGD())  # that of a later phase
+            return output.getvalue() + raised, [str(one.message) for one in warned], is_patched
+
+        made = [((0.7, 0.7, 3.0), 0), ((0.7, 3.0), 0), ((0.7,), 0), ((0.7,), 1), ((0.7,), 2)]
+        return [outcome(*gradients, before=before) for gradients, before in made]
+
+    ((right, wrong, few, traced, later),) = on_hosts("1x1", outcomes)
+    assert right == ("gpudist_core: the gradients of 2 certified steps agree\n", [], False)
+    assert "Step 1 must be the one that was certified. Received: stage='gradient', tensor='scale'" in wrong[0]
+    assert wrong[1:] == ([], False)
+    ((text, (warned,), is_patched), all_of) = few, "All certified steps must be compared. Received: compared="
+    assert (text, warned, is_patched) == (
+        "",
+        f"{all_of}1, certified=2. The run ended too early, or went on from a later step.",
+        True,
+    )
+    assert "A checked model must not have trained before. Received: certificate='train.py', steps=2. Pass the" in traced[0]
+    assert traced[1:] == ([], False)
+    assert later == ("", [f"{all_of}0, certified=2. The run goes on from a later step: nothing is compared."], False)
