@@ -37,13 +37,15 @@ class EpochsOfData:
 
     Args:
         write: Writes an event to the trace.
+        keeps_dataset: Whether the dataset is needed at the end.
 
     Attributes:
-        dataset: What the last pass before the first step goes over; None where gpudist saw none.
+        dataset: What the last pass before the first step goes over; None where gpudist saw or keeps none.
     """
 
-    def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, write: Callable[[Mapping[str, Any]], None], *, keeps_dataset: bool = False) -> None:
         self._write = write
+        self._keeps_dataset = keeps_dataset
         self._latest = FirstEpoch()
         self._is_of_fit = False
         self._is_fixed = False
@@ -57,7 +59,8 @@ class EpochsOfData:
 
     def begins(self, dataset: Any, epoch: FirstEpoch) -> None:
         """Take note that a pass over a dataset begins: the last one before the first step is the one that trains."""
-        self.dataset = self.dataset if self._is_fixed else dataset
+        if self._keeps_dataset and not self._is_fixed:
+            self.dataset = dataset
         if not (self._is_fixed or self._is_of_fit):
             self._latest = epoch
 

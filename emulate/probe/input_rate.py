@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 _SECONDS = 1.0
+_LONGEST = 10.0
+"""After so many seconds gpudist no longer waits: data that the program can read only once may never come again."""
 
 
 def measure(dataset: Any, write: Callable[[Mapping[str, Any]], None]) -> None:
@@ -17,11 +20,18 @@ def measure(dataset: Any, write: Callable[[Mapping[str, Any]], None]) -> None:
         dataset: What the program trains on, plain or distributed; None where gpudist saw none.
         write: Writes an event to the trace.
     """
+    events: list[dict[str, Any]] = []
+    reader = threading.Thread(target=lambda: events.append(_timed_or_failure(dataset)), daemon=True)
+    reader.start()
+    reader.join(_LONGEST)
+    write({"event": "input", **(events or [{"failure": f"reading it once more takes more than {_LONGEST:g} s"}])[0]})
+
+
+def _timed_or_failure(dataset: Any) -> dict[str, Any]:
     try:
-        event = {"failure": "gpudist saw no tf.data pipeline"} if dataset is None else _timed(dataset)
+        return {"failure": "gpudist saw no tf.data pipeline"} if dataset is None else _timed(dataset)
     except Exception as error:  # the program's own functions may raise anything
-        event = {"failure": f"reading it once more raises {type(error).__name__}"}
-    write({"event": "input", **event})
+        return {"failure": f"reading it once more raises {type(error).__name__}"}
 
 
 def _timed(dataset: Any) -> dict[str, Any]:

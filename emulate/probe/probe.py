@@ -99,7 +99,7 @@ class Probe:
         self._receive = receive
         ask = self._ask_for_steps if plan.asks else None
         self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask, keeps_sums=plan.leads)
-        self.epochs = epochs.EpochsOfData(self.recording.write)
+        self.epochs = epochs.EpochsOfData(self.recording.write, keeps_dataset=plan.times_input)
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
         self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,12 +36,6 @@ class _Graph:
         where = place < self.forward, line.get("file"), line.get("cell"), line.get("line")
         return *where, name, attributes, len(inputs)
 
-    def kind_with_inputs(self, place: int) -> tuple[Any, ...]:
-        """Return the same with the types of operations and constants that it takes."""
-        inputs = self.operations[place][2]
-        taken = [self.operations[source[0]][0] if len(source) > 1 else self.leaves[source[0]][0] for source in inputs]
-        return *self.kind(place), *taken
-
 
 @dataclass
 class _GraphPair:
@@ -71,20 +65,21 @@ class _GraphPair:
         first, other = ([operation[:2] for operation in graph.operations] for graph in (self.first, self.other))
         if first == other:
             return [(place, place) for place in range(len(first)) if not self._agree(place, place, exactly=True)]
-        left = self._left(_Graph.kind_with_inputs, range(len(first)), range(len(other)))
-        left = self._left(_Graph.kind, [a for a, _ in left if a is not None], [b for _, b in left if b is not None])
-        order = (place for place, (operation, another) in enumerate(zip(first, other, strict=False)) if operation != another)
-        return left or [(place, place) for place in itertools.islice(order, 1)]
-
-    def _left(self, kind: Any, places: Iterable[int], others: Iterable[int]) -> list[Pair]:
-        """Return the operations that do not agree, where those of one kind are paired in their order."""
         groups: dict[Any, tuple[list[int], list[int]]] = {}
-        for which, (graph, some) in enumerate(((self.first, places), (self.other, others))):
-            for place in some:
-                groups.setdefault(kind(graph, place), ([], []))[which].append(place)
-        every = [pair for group in groups.values() for pair in itertools.zip_longest(*group)]
-        left = [(a, b) for a, b in every if a is None or b is None or not self._agree(a, b)]
+        for which, graph in enumerate((self.first, self.other)):
+            for place in range(len(graph.operations)):
+                groups.setdefault(graph.kind(place), ([], []))[which].append(place)
+        left: list[Pair] = []
+        for places, others in groups.values():
+            left += itertools.zip_longest([place for place in places if not self._finds_equal(place, others)], others)
         return sorted(left, key=lambda pair: None not in pair)  # others may differ by taking what one graph has alone
+
+    def _finds_equal(self, place: int, others: list[int]) -> bool:
+        """Remove the first of some operations that agrees with this one. Return whether there is any."""
+        equal = next((at for at in others if self._agree(place, at)), None)
+        if equal is not None:
+            others.remove(equal)
+        return equal is not None
 
     def _agree(self, place: int, at: int, *, exactly: bool = False) -> bool:
         """Return whether two operations take the same: from the same operations, or from some of the same type."""

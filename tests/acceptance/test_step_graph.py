@@ -48,6 +48,7 @@ OF_BATCH = "tf.reduce_sum(errors) / BATCH"
 OF_REPLICA = "tf.reduce_mean(errors) / strategy.num_replicas_in_sync"
 WITH_NUMBER = "tf.reduce_sum(errors) / BATCH + 0.0 * tf.cast(number, tf.float32)"
 BY_PYTHON = "tf.reduce_sum(errors if tf.get_static_value(number) == 0 else tf.abs(errors)) / BATCH"
+IN_A_FUNCTION = "tf.function(tf.reduce_sum)(errors) / BATCH"
 LINE = 1 + next(number for number, line in enumerate(PROGRAM.splitlines()) if "LOSS" in line)
 SAME = "The step does not depend on the number of replicas"
 
@@ -67,6 +68,7 @@ def _step(loss: str, topology: str, folder: Path, preload: Preload) -> tuple[Run
     ("loss", "topology", "text", "lines"),
     [
         (OF_BATCH, "1x2", f"{SAME}: its graph is the same on one device and on each of 2 replicas, apart from", []),
+        (IN_A_FUNCTION, "1x2", f"{SAME}: its graph is the same on one device and on each of 2 replicas, apart from", []),
         (OF_BATCH, "1x16", f"{SAME}: its graph is the same on one device and on each of 16 replicas, apart from", []),
         (WITH_NUMBER, "1x2", f"and the number of the replica in line {LINE}.", [LINE]),
         (WITH_NUMBER, "1x16", f"and the number of the replica in line {LINE}.", [LINE]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -208,7 +208,7 @@ def _num_bytes(tensor: Any) -> float | None:
 
 
 def highest(moments: NDArray[np.float64]) -> list[list[float]]:
-    """Return the moments that are the peak of some batch, in 32 or in 16 bits.
+    """Return the moments that may be the peak of some batch: no other one is as high for each batch, in 32 and in 16 bits.
 
     Args:
         moments: Each with bytes that do not depend on the batch, bytes of each example, and how many of these are float32.
@@ -216,22 +216,8 @@ def highest(moments: NDArray[np.float64]) -> list[list[float]]:
     Returns:
         The same of those moments.
     """
-    lines = {(float(fixed), float(each), float(floats)) for fixed, each, floats in moments}
-    in_32_bits = _hull({(fixed, each): (fixed, each, floats) for fixed, each, floats in sorted(lines)})
-    in_16_bits = _hull({(fixed, each - floats / 2): (fixed, each, floats) for fixed, each, floats in sorted(lines)})
-    return [list(line) for line in sorted({*in_32_bits, *in_16_bits})]
-
-
-def _hull(lines: Mapping[tuple[float, float], tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """Return what belongs to those of the lines `fixed + batch * each` that are the highest for some batch >= 0."""
-    hull: list[tuple[float, float]] = []
-    for line in sorted(lines, key=lambda pair: (pair[1], pair[0])):
-        while hull and (line[0] >= hull[-1][0] or (len(hull) > 1 and _is_below(hull[-2], hull[-1], line))):
-            hull.pop()
-        hull.append(line)
-    return [lines[line] for line in hull]
-
-
-def _is_below(first: tuple[float, float], middle: tuple[float, float], last: tuple[float, float]) -> bool:
-    """Return whether the middle one of three lines with increasing slopes is nowhere the highest."""
-    return (last[0] - first[0]) * (first[1] - middle[1]) >= (middle[0] - first[0]) * (first[1] - last[1])
+    kept: list[list[float]] = []
+    for fixed, each, floats in sorted({tuple(map(float, moment)) for moment in moments}, reverse=True):
+        if all(other[1] < each or other[1] - other[2] / 2 < each - floats / 2 for other in kept):
+            kept.append([fixed, each, floats])
+    return kept[::-1]

@@ -24,7 +24,7 @@ def step_memory(steps: Sequence[Step], others: Sequence[Step], state: State) -> 
 
     Returns:
         `weights`, `other_variables`, `static`; `inputs`: what does not depend on the batch, and of each example; `peaks` on one
-        device and `reduced_peaks` on several: for each moment that is the peak of some batch what else lives then (`highest`);
+        device and `reduced_peaks` on several: for the moments that may be the peak of a batch what else lives then (`highest`);
         `scales`: whether other batches are known; `uncounted`: types of operations with tensors of unknown size.
     """
     replays = [_replay(step, others[place] if others else None) for place, step in enumerate(steps)]

@@ -38,7 +38,8 @@ def of_operation(operation: Any) -> Frames:
     own = getattr(operation, "frames", None)
     if own is not None:
         return own  # type: ignore[no-any-return]
-    return _users([(frame.filename, frame.lineno) for frame in operation.traceback])
+    # An operation of a loaded SavedModel's function has no traceback (TF 2.21).
+    return _users([(frame.filename, frame.lineno) for frame in operation.traceback or ()])
 
 
 def _users(frames: Frames) -> Frames:

@@ -19,8 +19,11 @@ from emulate.probe import upstream
 from emulate.probe.lines import upstream as of_lines
 from emulate.probe.lines import walks
 
-_OF_EACH = {"seed", "seed2", "token", "container", "shared_name"}
-"""Attributes that two traces of one function do not share."""
+_OF_EACH = {"seed", "seed2", "token", "container", "shared_name", "num_elements", "config_proto"}
+"""Attributes that two traces of one function do not share.
+
+`num_elements` is the number of examples in `tf.map_fn`; `config_proto` has the number of devices (TF 2.21).
+"""
 _LARGEST = 64
 """Constants of so many elements are kept."""
 
@@ -63,14 +66,15 @@ def describe(graph: Any, ends: Collection[Any], loss: Collection[Any], rows: Col
     builder = _Builder(ReplicaGraph())
     own, before = walks.region(ends, rows, owner), walks.region(loss, rows, owner)
     for operation in graph.get_operations():
-        if operation in own and owner(operation) and operation.type not in _LEAVES:
+        if operation in own and owner(operation) and operation.type not in _NOT_LISTED:
             builder.add(operation)
             if operation in before:
                 builder.graph.forward = len(builder.graph.operations)
     return builder.graph
 
 
-_LEAVES = ("Placeholder", "Const")
+_NOT_LISTED = ("Placeholder", "Const", "Identity")
+"""Inputs of the step, and what has its input as its result: gpudist adds Identity to some runs and not to others."""
 
 
 class _Builder:
@@ -89,10 +93,12 @@ class _Builder:
         self.graph.operations.append([operation.type, _attributes(definition), inputs])
         self.graph.made.append(operation)
         for inner in _called(operation.graph, definition):
-            if inner.type not in _LEAVES:
+            if inner.type not in _NOT_LISTED:
                 self.add(inner)
 
     def _input(self, tensor: Any) -> list[int]:
+        while tensor.op.type == "Identity":
+            tensor = tensor.op.inputs[0]
         place = self._places.get(tensor.op)
         if place is not None:
             return [place, int(tensor.value_index)]

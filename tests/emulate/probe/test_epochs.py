@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from emulate.probe import upstream
+from emulate.probe.epochs import EpochsOfData, FirstEpoch
 from tests.emulate.probe.conftest import Recorded
 from tests.emulate.probe.loops import arrays
 
@@ -93,3 +94,12 @@ def loop(kind: str) -> None:
 def test_an_epoch_is_that_of_the_data_that_trains(recorded: Recorded, program: Any, batches: int, last: int | None) -> None:
     events = [event for _, event in recorded(program, steps=2).of("epoch")]
     assert events == [{"event": "epoch", "batches": batches, "last": last}]
+
+
+def test_a_dataset_is_kept_only_where_it_is_needed() -> None:
+    for keeps_dataset in (False, True):
+        epochs, dataset = EpochsOfData(lambda event: None, keeps_dataset=keeps_dataset), object()
+        epochs.begins(dataset, FirstEpoch())
+        epochs.step_made()
+        epochs.begins(object(), FirstEpoch())
+        assert epochs.dataset is (dataset if keeps_dataset else None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,3 +42,16 @@ def test_what_cannot_be_measured_says_why() -> None:
     assert measured(None) == {"event": "input", "failure": "gpudist saw no tf.data pipeline"}
     assert measured(tf.data.Dataset.range(3).batch(4)) == {"event": "input", "failure": "it has one batch"}
     assert measured(dataset)["failure"].startswith("reading it once more raises ")
+
+
+def test_data_that_do_not_come_a_second_time_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_rate, "_LONGEST", 0.1)
+    is_over = threading.Event()
+
+    def waits() -> Iterator[int]:
+        is_over.wait(60)
+        yield 1
+
+    dataset = tf.data.Dataset.from_generator(waits, output_signature=tf.TensorSpec([], tf.int32))
+    assert measured(dataset) == {"event": "input", "failure": "reading it once more takes more than 0.1 s"}
+    is_over.set()

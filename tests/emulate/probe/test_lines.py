@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from emulate.probe import Trace
+from emulate.probe.lines import frames, walks
+from emulate.probe.lines.graph import ReplicaGraph, describe
 
 
 def clips(*, compiled: bool) -> Callable[[], None]:
@@ -116,3 +119,39 @@ def test_a_tensor_that_another_replica_has_made_is_seen_with_its_line(recorded: 
     assert (event["replica"], event["of"]) == (0, 1)
     assert event["lines"][0]["text"].endswith("# crosses")
     assert not recorded(LOOPS[True], "1x2").of("crossing")
+
+
+def described(function: Callable[[Any], Any], rows: int = 4) -> ReplicaGraph:
+    """The description of a function of so many examples."""
+    import tensorflow as tf
+
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec([rows, 3])).graph
+    return describe(graph, graph.outputs, [], set(map(walks.key_of, graph.inputs)), lambda operation: True)
+
+
+def test_a_graph_with_identities_is_described_like_one_without() -> None:
+    import tensorflow as tf
+
+    square, identity = tf.square, tf.identity
+    assert described(lambda x: identity(square(identity(x)))).content() == described(square).content()
+
+
+def test_a_loop_over_the_examples_is_the_same_for_another_number_of_them() -> None:
+    import tensorflow as tf
+
+    small, large = (described(lambda x: tf.map_fn(tf.square, x), rows).operations for rows in (4, 8))
+    assert "TensorListStack" in {kind for kind, *_ in small}
+    assert small == large
+
+
+def test_operations_of_a_loaded_model_have_no_line(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    class Model(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            return tf.tanh(x)
+
+    tf.saved_model.save(Model(), tmp_path)
+    of_model = {op.type: frames.of_operation(op) for op in described(tf.saved_model.load(tmp_path)).made}
+    assert of_model["Tanh"] == ()

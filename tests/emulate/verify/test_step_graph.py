@@ -98,6 +98,13 @@ def test_the_same_tensor_must_be_taken_in_both_graphs() -> None:
     assert found.text == f"{SAME} except in train.py:11 (MatMul)."
 
 
+def test_another_order_of_equal_operations_is_no_difference() -> None:
+    product, exponential, total = ["Mul", "m", [[0], [0]]], ["Exp", "e", [[0]]], ["Sum", "c", [[2, 0], [2]]]
+    alone = graph(0, operations=[product, exponential, ["AddV2", "f", [[0, 0], [1, 0]]], total])
+    replicas = graph(0, 1, operations=[exponential, product, ["AddV2", "f", [[1, 0], [0, 0]]], total])
+    assert told(alone, replicas | {"at": [1, 0, 2, 3]}).text == f"{EVERYWHERE}."
+
+
 def test_a_sum_over_the_replicas_inside_of_the_step_is_told_and_not_compared() -> None:
     summed = [MATMUL, SQUARE, SUM, ["RealDiv", "d", [[4], [3]]], ["RealDiv", "d", [[4], [3]]]]
     replica = graph(0, 1, operations=summed)
