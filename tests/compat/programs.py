@@ -41,7 +41,14 @@ NOT_IN_KERAS_2 = {
     "programs/ragged_dictionary": "Embedding.build() without a shape is Keras 3's",
     "programs/train_step_override": "Optimizer.apply is Keras 3's",
     "bugs/batchnorm_local_statistics": "Optimizer.apply is Keras 3's",
+    "bugs/clip_before_reduce": "Keras 2's optimizers clip the sum",
+    "bugs/cross_replica_tensor": "Optimizer.apply is Keras 3's",
+    "bugs/framework_limit_accumulation": "gradient_accumulation_steps is Keras 3's",
+    "bugs/framework_limit_first_batch": "Keras 2 builds a model from such a batch",
+    "bugs/framework_limit_multiworker_fit": "Keras 2 can fit there",
+    "bugs/identical_dropout": "Keras 2's Dropout draws other numbers on each replica",
     "bugs/loss_report_train_step": "Optimizer.apply is Keras 3's",
+    "bugs/replicas_disagree": "the property Variable.value is Keras 3's",
     "bugs/sparse_gradient": "keras.ops is Keras 3's",
 }
 
