@@ -50,6 +50,10 @@ NOT_IN_KERAS_2 = {
     "bugs/loss_report_train_step": "Optimizer.apply is Keras 3's",
     "bugs/replicas_disagree": "the property Variable.value is Keras 3's",
     "bugs/sparse_gradient": "keras.ops is Keras 3's",
+    "recipes/as_asked/d1_own_loop": "Keras 2 refuses a loss object without a reduction in an own loop",
+    "recipes/as_asked/k2_fit_on_several_machines": "Keras 2 can fit there",
+    "recipes/as_asked/o1_named_gpus": "Keras 2 can train on some of the GPUs",
+    "recipes/as_asked/o3_host_memory": "Keras 2 sums the gradients of CentralStorageStrategy",
 }
 
 ITEMS = (
