@@ -15,7 +15,7 @@ from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.roles import FIRST_PORT, roles_of
-from emulate.cluster.running import RunningCluster
+from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.threads import Thread, waits_for
 from emulate.cluster.views import remove_tree
 

@@ -22,8 +22,8 @@ from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_l
 from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome
-from emulate.cluster.running import RunningCluster
 from emulate.cluster.shared import share_preload
+from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
 from emulate.errors import Hung, ProgramFailed, UsageError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulate.cluster.hang import Hang, HangJudge
-from emulate.cluster.running import RunningCluster
+from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.threads import DATA, LOCK, SLEEP, TENSORFLOW, place_of, waits_for
 
 _WORDS = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from emulate.cluster.failures import first_cause, leaves_in_order
 from emulate.cluster.plan import ClusterPlan
-from emulate.cluster.running import RunningCluster
+from emulate.cluster.supervision import RunningCluster
 from emulate.faults import Disconnect, Fault, Missing, Stop
 
 STANDSTILL = 10.0

@@ -20,8 +20,8 @@ from emulate.cluster.keeper import Order
 from emulate.cluster.owner import Owner
 from emulate.cluster.plan import ClusterPlan
 from emulate.cluster.preload import Hello
-from emulate.cluster.running import RunningCluster
 from emulate.cluster.scratch import make_scratch
+from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.devices import check_tensorflow
 from emulate.errors import Unavailable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from emulate import graph_functions
 from emulate.probe import upstream
-from emulate.probe.row_keys import RowKeys
+from emulate.probe.draw_keys import RowKeys
 
 if TYPE_CHECKING:
     from emulate.probe.lines import StepLines

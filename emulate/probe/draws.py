@@ -2,7 +2,7 @@
 
 Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted nor a
 sharded batch would draw the same. So a draw of shape [rows, ...] is replaced by one that depends on the seed, the place in the
-program and the contents of the row alone (row_keys.py); a draw without the batch's leading dimension by one of seed and place.
+program and the contents of the row alone (draw_keys.py); a draw without the batch's leading dimension by one of seed and place.
 What the program draws by itself is made besides and recorded, so that one run shows both. Only what replicas draw for
 something else than rows (the noise of a gradient) can make a difference that is gone then: for it a run is made with own draws.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import distributions, upstream
-from emulate.probe.row_keys import RowKeys, mixed
+from emulate.probe.draw_keys import RowKeys, mixed
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe

@@ -32,7 +32,7 @@ from emulate.probe import (
 )
 from emulate.probe.batch_norm import shares_of
 from emulate.probe.body import Body
-from emulate.probe.following import Following
+from emulate.probe.following_gradients import Following
 from emulate.probe.functions import Functions
 from emulate.probe.initial import InitialWeights
 from emulate.probe.plan import ProbePlan

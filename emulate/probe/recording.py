@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.probe.applied_apart import MOST_RUNS, Taped, joined
+from emulate.probe.examples import num_rows, parts_of, row_names, row_positions
 from emulate.probe.recorder import Record
-from emulate.probe.rows import num_rows, parts_of, row_names, row_positions
 from emulate.probe.slices import Shard, part_of
 from emulate.probe.trace import digest
 from emulate.probe.trace_writer import TraceWriter

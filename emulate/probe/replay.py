@@ -11,8 +11,8 @@ import numpy as np
 
 from emulate import graph_functions
 from emulate.probe import told
+from emulate.probe.examples import joined, row_positions
 from emulate.probe.plan import Replay
-from emulate.probe.rows import joined, row_positions
 from emulate.probe.slices import local_slice, shard_of
 from emulate.probe.trace import Array, Step, Trace
 from emulate.probe.variables import is_floating

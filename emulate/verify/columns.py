@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from emulate.probe.rows import joined
+from emulate.probe.examples import joined
 from emulate.probe.trace import Step, Trace
 from emulate.verify.arrays import Floats
 from emulate.verify.compared_runs import complete

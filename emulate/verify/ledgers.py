@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from emulate.probe.rows import joined, row_names
+from emulate.probe.examples import joined, row_names
 from emulate.probe.trace import Step, Trace
 from emulate.verify.arrays import Floats
 from emulate.verify.compared_runs import complete

@@ -18,9 +18,9 @@ from gpudist_core.checkpoints.fit import CallbackMethods, FollowedFit
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.hosts import Hosts
 from gpudist_core.checkpoints.lock import IN_USE
-from gpudist_core.checkpoints.preemption import Notice
 from gpudist_core.checkpoints.run import RunParts
 from gpudist_core.checkpoints.states import HasState
+from gpudist_core.checkpoints.stop_signals import Notice
 from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
 

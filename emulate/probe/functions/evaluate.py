@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from emulate.probe.batch_norm import permutation, shares_of
-from emulate.probe.following import Following
+from emulate.probe.examples import joined
+from emulate.probe.following_gradients import Following
 from emulate.probe.functions.step_function import Fetched, Key, State, StepFunction, Values
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
 from emulate.probe.replay import Rows
 from emulate.probe.rounding import Pairs, RoundedGradients
-from emulate.probe.rows import joined
 from emulate.probe.trace import Array, Step, Trace, Variable
 from emulate.probe.trace_writer import TraceWriter
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulate.probe.lines import upstream
-from emulate.probe.lines.frames import Frames, here
+from emulate.probe.lines.stack_lines import Frames, here
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
 from emulate.probe import body as bodies
-from emulate.probe.lines import frames, upstream, walks
+from emulate.probe.lines import stack_lines, upstream, walks
 from emulate.probe.lines.eager import Operations
 from emulate.probe.lines.graph import ReplicaGraph, describe
 from emulate.program import described, innermost
@@ -43,10 +43,10 @@ class StepLines:
         called_from: The user's lines that led to `Strategy.run`.
     """
 
-    def __init__(self, body: Body, eager: Operations | None, called_from: frames.Frames) -> None:
+    def __init__(self, body: Body, eager: Operations | None, called_from: stack_lines.Frames) -> None:
         self.body, self.eager = body, eager
         self._called_from = called_from
-        self._begins = frames.here()
+        self._begins = stack_lines.here()
         self.objective: list[Any] = []
         self.taped: list[Any] = []
         self.given: list[Any] = []
@@ -85,7 +85,9 @@ class StepLines:
 
     def call(self, stage: str, what: str, name: str = "", *, called: bool = False) -> None:
         """Take note of the line of a call of the step's, or of what the step calls."""
-        entry = self.entry(frames.here(), {what: 0}) | ({"name": name} if name else {}) | ({"called": True} if called else {})
+        entry = (
+            self.entry(stack_lines.here(), {what: 0}) | ({"name": name} if name else {}) | ({"called": True} if called else {})
+        )
         if entry.get("file") and entry not in self.calls.setdefault(stage, []):
             self.calls[stage].append(entry)
 
@@ -100,12 +102,12 @@ class StepLines:
 
     def places(self, graph: ReplicaGraph) -> dict[str, Any]:
         """Return the user's lines of a graph, and for each operation the index of its line; None where it has none."""
-        entries = [self.entry(frames.of_operation(operation), {}) for operation in graph.made]
+        entries = [self.entry(stack_lines.of_operation(operation), {}) for operation in graph.made]
         places = [{key: entry[key] for key in ("file", "line", "text", "cell") if key in entry} for entry in entries]
         lines = list({json.dumps(place): place for place in places if place}.values())
         return {"lines": lines, "at": [lines.index(place) if place else None for place in places]}
 
-    def entry(self, made: frames.Frames, roles: Mapping[str, int], near: int = 0) -> Entry:
+    def entry(self, made: stack_lines.Frames, roles: Mapping[str, int], near: int = 0) -> Entry:
         """Return the description of a user's line; without a file where no line is known."""
         begins = tuple(self._begins)
         inner = made[len(begins) :] if tuple(made[: len(begins)]) == begins else made
@@ -188,7 +190,7 @@ class StepLines:
         for operation, distance in region.items():
             if operation.type in ("Placeholder", "Const", "Given") or not self._is_own(operation):
                 continue
-            entry = self.entry(frames.of_operation(operation), dict.fromkeys(roles.get(operation, ()), distance), distance)
+            entry = self.entry(stack_lines.of_operation(operation), dict.fromkeys(roles.get(operation, ()), distance), distance)
             if not entry.get("file"):
                 continue
             place = (entry["file"], entry.get("cell"), entry["line"])
@@ -204,7 +206,7 @@ class Lines:
     def __init__(self, probe: Probe, *, enabled: bool) -> None:
         self._probe = probe
         self.enabled = enabled
-        self._called_from: frames.Frames = ()
+        self._called_from: stack_lines.Frames = ()
         self._eager: Operations | None = None
         self._seen: Counter[tuple[str, int]] = Counter()
         self._written: set[str] = set()
@@ -215,7 +217,7 @@ class Lines:
     def run_entered(self) -> None:
         """Take note that the program has called `Strategy.run`."""
         if self.enabled and bodies.current() is None:
-            self._called_from, self._steps, self._eager = frames.here(), {}, Operations()
+            self._called_from, self._steps, self._eager = stack_lines.here(), {}, Operations()
 
     @contextlib.contextmanager
     def of(self, body: Body) -> Iterator[None]:
@@ -275,7 +277,7 @@ class Lines:
         ]
         for first, tensor in crossings[:1]:
             reader = owner(first)
-            entries = [self._steps[owner(op) or 0].entry(frames.of_operation(op), {"crosses": 0}) for op, _ in crossings]
+            entries = [self._steps[owner(op) or 0].entry(stack_lines.of_operation(op), {"crosses": 0}) for op, _ in crossings]
             unique = list({json.dumps(entry): entry for entry in entries if entry.get("file")}.values())
             about = {"replica": reader, "of": owner(tensor.op), "operation": first.type, "number": len(crossings)}
             self.write({"event": "crossing", **about, "lines": unique})
@@ -294,7 +296,7 @@ class Lines:
         ends = step.tensors(parts[:1])
         region = walks.region(ends, {*step.rows, *map(walks.key_of, step.objective)})
         entries = step.lines(region, {op: {"made"} for op in region})
-        if (entry := step.entry(frames.here(), {"reduced": 0})).get("file"):
+        if (entry := step.entry(stack_lines.here(), {"reduced": 0})).get("file"):
             entries.append(entry | {"called": False})
         self.write({"event": "lines", "report": name, "stages": {"reported": entries}})
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.probe.rows import row_names
+from emulate.probe.examples import row_names
 from emulate.probe.trace import Step
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers

@@ -25,7 +25,7 @@ from gpudist_core.checkpoints.errors import Damaged, FolderInUse, HostMissing
 from gpudist_core.checkpoints.exchange import TextExchange
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.lock import Lock
-from gpudist_core.checkpoints.preemption import Notice
+from gpudist_core.checkpoints.stop_signals import Notice
 from gpudist_core.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from emulate.probe import Trace
-from emulate.probe.lines import frames, walks
+from emulate.probe.lines import stack_lines, walks
 from emulate.probe.lines.graph import ReplicaGraph, describe
 
 
@@ -153,5 +153,5 @@ def test_operations_of_a_loaded_model_have_no_line(tmp_path: Path) -> None:
             return tf.tanh(x)
 
     tf.saved_model.save(Model(), tmp_path)
-    of_model = {op.type: frames.of_operation(op) for op in described(tf.saved_model.load(tmp_path)).made}
+    of_model = {op.type: stack_lines.of_operation(op) for op in described(tf.saved_model.load(tmp_path)).made}
     assert of_model["Tanh"] == ()

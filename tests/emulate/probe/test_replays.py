@@ -546,7 +546,7 @@ def _parts_loop() -> None:
     assert min(apart) > 0.1, apart  # an example that is there twice has two masks
 
 
-@pytest.mark.slow  # test_row_keys.py has the keys
+@pytest.mark.slow  # test_draw_keys.py has the keys
 def test_draws_follow_an_example_into_parts_of_the_batch_and_into_a_batch_that_is_there_twice(recorded: Any) -> None:
     one = recorded(_parts_loop, "1x1", reference=True)
     permuted = recorded(_parts_loop, "1x1", reference=True, permute=True, noise_seed=3)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe.rows import joined, row_names
+from emulate.probe.examples import joined, row_names
 from emulate.probe.variables import is_floating
 
 

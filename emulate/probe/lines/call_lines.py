@@ -13,7 +13,7 @@ from emulate.imports import when_imported
 from emulate.probe import body as bodies
 from emulate.probe import told
 from emulate.probe import upstream as probe_upstream
-from emulate.probe.lines import frames, step, upstream
+from emulate.probe.lines import stack_lines, step, upstream
 from emulate.probe.reports import averages, program_caller
 from emulate.program import described, innermost
 
@@ -30,7 +30,7 @@ def install(probe: Probe) -> None:
     """Wrap TensorFlow's and NumPy's calls."""
     if not probe.lines.enabled:
         return
-    frames.install()
+    stack_lines.install()
     step.own_operations()
     dataset, strategy = probe_upstream.dataset_class(), probe_upstream.strategy_class()
     for name in _PIPELINE:
@@ -65,12 +65,12 @@ def install_keras(probe: Probe, package: str) -> None:
         cls.__init__ = init
 
 
-def note(probe: Probe, kind: str, about: dict[str, Any] | None = None, made: frames.Frames | None = None) -> None:
+def note(probe: Probe, kind: str, about: dict[str, Any] | None = None, made: stack_lines.Frames | None = None) -> None:
     """Write the line of a call, once; inside of a step as a point of it."""
     body = bodies.current()
     for listener in probe.lines.listeners:
         listener()
-    stack = (frames.here() if made is None else made) if probe.lines.enabled else ()
+    stack = (stack_lines.here() if made is None else made) if probe.lines.enabled else ()
     place = innermost(list(stack))
     if place is not None:
         probe.lines.write(
@@ -115,9 +115,9 @@ def _wrap_function_of_datasets(probe: Probe, cls: Any) -> None:
     def distribute(self: Any, dataset_fn: Any, *args: Any, **kwargs: Any) -> Any:
         @functools.wraps(dataset_fn)
         def made(context: Any) -> Any:
-            before = len(frames.here())
-            stacks: list[frames.Frames] = []
-            probe.lines.listeners.append(lambda: stacks.append(frames.here()))
+            before = len(stack_lines.here())
+            stacks: list[stack_lines.Frames] = []
+            probe.lines.listeners.append(lambda: stacks.append(stack_lines.here()))
             try:
                 with probe.streams.building() if probe.streams is not None else contextlib.nullcontext():
                     return dataset_fn(context)

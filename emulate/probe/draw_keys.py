@@ -1,4 +1,4 @@
-"""Give each example of a batch a key of its contents, and find the examples again in the parts that a step makes of it."""
+"""Give each example of a batch a key of its contents, which its draws follow, and find the examples again in parts of it."""
 
 from __future__ import annotations
 
