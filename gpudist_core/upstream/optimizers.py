@@ -8,6 +8,7 @@ Keras 3.15 checks, clips and accumulates each replica's own gradients and sums a
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -372,6 +373,8 @@ class _Exact(_Base):
         if self.use_ema:
             self._update_model_variables_moving_average(self._trainable_variables)
             _overwrite(self)
+        if not _counts_in_apply():
+            self._iterations.assign_add(1)
 
     def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
         check_slices(self, trainable_variables)
@@ -391,6 +394,14 @@ class _Exact(_Base):
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> list[Any]:
         return list(grads_and_vars)
+
+
+@functools.cache
+def _counts_in_apply() -> bool:
+    """Return whether Keras counts an optimizer's applies in `apply`. Keras 3.8 does so in `_backend_apply_gradients`."""
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    return "assign_add" in BaseOptimizer.apply.__code__.co_names
 
 
 def _overwrite(optimizer: Any) -> None:
