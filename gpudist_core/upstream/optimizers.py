@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -373,7 +374,7 @@ class _Exact(_Base):
         if self.use_ema:
             self._update_model_variables_moving_average(self._trainable_variables)
             _overwrite(self)
-        if not _counts_in_apply():
+        if _counts_here():
             self._iterations.assign_add(1)
 
     def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
@@ -397,11 +398,10 @@ class _Exact(_Base):
 
 
 @functools.cache
-def _counts_in_apply() -> bool:
-    """Return whether Keras counts an optimizer's applies in `apply`. Keras 3.8 does so in `_backend_apply_gradients`."""
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-
-    return "assign_add" in BaseOptimizer.apply.__code__.co_names
+def _counts_here() -> bool:
+    """Return whether `_backend_apply_gradients` counts an optimizer's applies, as in Keras 3.8; later `apply` does."""
+    original = inspect.unwrap(keras.optimizers.Optimizer._backend_apply_gradients)  # an emulated host may have wrapped it
+    return "assign_add" in original.__code__.co_names
 
 
 def _overwrite(optimizer: Any) -> None:

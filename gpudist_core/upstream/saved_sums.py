@@ -1,7 +1,8 @@
 """Save the sums of `gradient_accumulation_steps` among an optimizer's variables, where Keras numbers them.
 
 Keras 3.12 and 3.15 number the iterations, the learning rate if it is a variable, the averages, the sums, and the optimizer's
-own variables. An exact optimizer keeps its sums elsewhere, over replicas. In a file they are where Keras looks for them.
+own variables. Keras 3.8 numbers each sum after the average of the same variable. An exact optimizer keeps its sums elsewhere,
+over replicas. In a file they are where Keras looks for them.
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ def save(optimizer: Any, values: list[Any], store: Any) -> None:
         values: The values of its own variables.
         store: Keras's store for one optimizer.
     """
-    place = _place(optimizer)
-    if place is not None:
-        values = [*values[:place], *_sums(optimizer), *values[place:]]
-    for number, value in enumerate(values):
-        store[str(number)] = value
+    places = _places(optimizer)
+    own, sums = iter(values), iter(_sums(optimizer) if places else ())
+    for number in range(len(values) + len(places)):
+        store[str(number)] = next(sums if number in places else own)
 
 
 def split(optimizer: Any, store: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,28 +63,33 @@ def split(optimizer: Any, store: Mapping[str, Any]) -> Mapping[str, Any]:
     Returns:
         A store without the sums; the same one if there are none.
     """
-    place = _place(optimizer)
-    number = 0 if place is None else len(_keeps(optimizer)._trainable_variables)
-    if place is None or len(store.keys()) != len(optimizer.variables) + number:
+    places = _places(optimizer)
+    if not places or len(store.keys()) != len(optimizer.variables) + len(places):
         return store
-    values = [store[str(i)] for i in range(len(store.keys()))]
-    state.of_optimizer.of(_keeps(optimizer)).taken_over = [np.array(value) for value in values[place : place + number]]
-    return {str(i): value for i, value in enumerate([*values[:place], *values[place + number :]])}
+    values = [store[str(number)] for number in range(len(store.keys()))]
+    state.of_optimizer.of(_keeps(optimizer)).taken_over = [np.array(values[number]) for number in places]
+    own = [value for number, value in enumerate(values) if number not in places]
+    return {str(number): value for number, value in enumerate(own)}
 
 
 def _keeps(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _place(optimizer: Any) -> int | None:
-    """Return the index of the first sum in Keras's numbering; None if it saves none."""
+def _places(optimizer: Any) -> range:
+    """Return the indices of the sums in Keras's numbering; none if it saves none."""
     inner = _keeps(optimizer)
     if not inner.built or not state.of_optimizer.of(inner).accumulate:
-        return None
+        return range(0)
     outer = len(optimizer._variables) if inner is not optimizer else 0
-    averages = inner._model_variables_moving_average if inner.use_ema else []
-    own = [inner._iterations, inner._learning_rate, *averages]
-    return outer + sum(isinstance(value, keras.Variable) for value in own)
+    first = outer + sum(isinstance(value, keras.Variable) for value in (inner._iterations, inner._learning_rate))
+    number = len(inner._trainable_variables)
+    if not inner.use_ema:
+        return range(first, first + number)
+    if not hasattr(keras.optimizers.Optimizer, "add_optimizer_variables"):  # Keras 3.8
+        return range(first + 1, first + 2 * number, 2)
+    first += sum(isinstance(value, keras.Variable) for value in inner._model_variables_moving_average)
+    return range(first, first + number)
 
 
 def _sums(optimizer: Any) -> list[Any]:
