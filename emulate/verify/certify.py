@@ -166,9 +166,8 @@ class _Certifying:
         case = self._case
         free, is_alike = case.plain, self._run.verdict == "equivalent"
         ours, reference, noise = case.topology, case.reference, case.noise
-        is_by_share = any(
-            cause.code == BATCHNORM.code for cause in self._run.causes
-        )  # what one device normalizes is no rounding
+        is_by_share = any(cause.code == BATCHNORM.code for cause in self._run.causes)
+        # What one device makes of other statistics is no rounding.
         if is_by_share and (normalized := case.normalized_alike()) is not None:
             runs, is_alike = normalized[1].runs, normalized[1].is_equivalent
             ours, reference, noise, free = runs.topology, runs.reference, runs.noise, runs.as_they_came.reference

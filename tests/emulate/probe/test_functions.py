@@ -65,9 +65,9 @@ def values(trace: Trace, *kinds: str) -> dict[tuple[Any, ...], Any]:
     return found
 
 
-def apart(one: dict[Any, Any], other: dict[Any, Any], close: float = 0.0) -> list[Any]:
-    """What the other lacks, or has with other bits, or farther away than `close`."""
-    return [key for key in one if key not in other or not np.allclose(one[key], other[key], rtol=close, atol=close)]
+def apart(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:
+    """What the other lacks, or has with other bits."""
+    return [key for key in one if key not in other or not np.array_equal(one[key], other[key])]
 
 
 def fit(
@@ -156,11 +156,11 @@ def test_the_functions_of_a_run_give_to_the_bit_what_it_has_recorded(evaluated: 
     assert found is not None
     kinds = ("gradients", "weights", "state")
     assert values(run, *kinds)
-    close = 1e-6 if "sparse" in name else 0.0  # TensorFlow's threads may add up the values of a row in another order
-    assert apart(values(run, *kinds), values(found, *kinds), close) == []
+    assert apart(values(run, *kinds), values(found, *kinds)) == []
     for optimizer in run.optimizers:
-        objectives = [[step[0].objective for step in trace.steps(optimizer)] for trace in (found, run)]
-        assert objectives[0] == pytest.approx(objectives[1], rel=close, abs=0)
+        recorded = [step[0].objective for step in run.steps(optimizer)]
+        # A program of two optimizers may be held in its last step between them; the evaluation makes this step whole.
+        assert [step[0].objective for step in found.steps(optimizer)][: len(recorded)] == recorded
 
 
 def test_permuted_rows_and_units_in_the_last_place_change_gradients_by_rounding_alone(evaluated: Evaluated) -> None:
