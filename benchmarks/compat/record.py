@@ -43,7 +43,7 @@ class _Record:
         if report.failed:
             self._failed.setdefault(report.nodeid, report.longreprtext)
         if report.skipped:
-            self._skipped[report.nodeid] = str(report.longrepr)
+            self._skipped[report.nodeid] = _reason(report.longrepr)
         if report.when == "teardown":
             why = self._failed.pop(report.nodeid, None)
             skip = self._skipped.pop(report.nodeid, None)
@@ -58,3 +58,8 @@ class _Record:
     def _write(self, test: str, **values: object) -> None:
         with self._file.open("a") as file:
             file.write(json.dumps({"test": test, "source": os.environ[SOURCE], **values}) + "\n")
+
+
+def _reason(longrepr: Any) -> str:
+    """Return why a test was skipped, without the path and line that pytest puts before it."""
+    return str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).removeprefix("Skipped: ")

@@ -67,7 +67,12 @@ def _exceptions(pair: Pair, result: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {pair.name}: {missing} of {result['collected']} have not run."
     for name, one in result["tests"].items():
         if one["outcome"] != "passed":
-            yield f"- {pair.name}: `{name}` {one['outcome']}: {_short(one['why'])}"
+            yield f"- {pair.name}: `{_shown(name)}` {one['outcome']}: {_short(one['why'])}"
+
+
+def _shown(test: str) -> str:
+    """Return the program's name for a test of a program; other tests have their own."""
+    return test.rpartition("[")[2].rstrip("]") if test.startswith(_PROGRAMS) else test
 
 
 def _short(why: str) -> str:
