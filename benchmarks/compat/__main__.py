@@ -19,7 +19,7 @@ from benchmarks.compat.pairs import PAIRS, RELEASED, Pair
 
 PROGRAMS = "tests/compat/programs.py"
 LEGACY = "GPUDIST_COMPAT_LEGACY_KERAS"
-TESTS = (
+KERAS_3_TESTS = (
     "tests/core/upstream",
     "tests/core/checkpoints/test_fit.py",
     "tests/core/checkpoints/test_upstream.py",
@@ -34,9 +34,8 @@ TESTS = (
     "tests/emulate/faults/test_upstream.py",
     "tests/emulate/pool/test_pool_upstream.py",
     "tests/emulate/probe/test_upstream.py",
-    "tests/acceptance/plugin/test_plugin_runs.py",
-    "tests/acceptance/plugin/test_plugin_strategies.py",
 )
+PLUGIN_TESTS = tuple(f"tests/acceptance/plugin/test_plugin_{name}.py" for name in ("keras", "runs", "strategies"))
 _TRIED = ("emulate", "gpudist_core", "fixtures")
 _LONGEST_SECONDS = 1200
 
@@ -67,7 +66,17 @@ def _run(python: Path, pair: Pair, args: list[str], *, keep_passed: bool) -> int
     }
     options = ("-n", "0", "-m", "not slow", "-p", "benchmarks.compat.record", "--timeout", str(_LONGEST_SECONDS))
     return subprocess.run(
-        [str(python), "-m", "pytest", "-q", *options, PROGRAMS, *(() if pair.is_legacy else TESTS), *args],
+        [
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            *options,
+            PROGRAMS,
+            *PLUGIN_TESTS,
+            *(() if pair.is_legacy else KERAS_3_TESTS),
+            *args,
+        ],
         cwd=environment.ROOT,
         env={**os.environ, **told},
         check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    if os.environ.get("GPUDIST_COMPAT_LEGACY_KERAS") == "1":
+        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     pytester.makeini("[pytest]\nfilterwarnings =\n    error\n    ignore:.*fork.*:DeprecationWarning\n")
     return pytester
 
