@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.versions import since
+
 TABLE = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float32)
 IDS = [np.array(ids) for ids in ([[3, 3], [10, 0], [5, 3]], np.zeros((0, 2), int), [[1], [9], [9], [3], [4]], [[2]])]
 ROWS = [np.random.default_rng(n).normal(size=(n, 11)).astype(np.float32) for n in (2, 0, 3, 1)]
@@ -245,8 +247,8 @@ def coupled() -> dict[str, str]:
         "Adafactor": keras.optimizers.Adafactor,
         "Adam": keras.optimizers.Adam,
     }
-    muon = getattr(keras.optimizers, "Muon", None)  # Keras 3.8 has none
-    if muon and not keras.__version__.startswith("3.12."):  # whose Muon knows no variables of replicas
+    if since("keras", "3.13"):  # Keras 3.8 has no Muon, and that of 3.10 and 3.12 knows no variables of replicas
+        muon = keras.optimizers.Muon
         kinds |= {"Muon": functools.partial(muon, exclude_embeddings=False), "Muon, AdamW for embeddings": muon}
     for name, kind in kinds.items():
         with where.scope():

@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.conftest import OnHosts
 from tests.core.steps import training
+from tests.versions import since
 
 OPTIMIZERS = {
     "SGD": {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True, "clipnorm": 0.05},
@@ -57,13 +58,13 @@ def test_every_optimizer_takes_the_steps_of_one_device(on_hosts: OnHosts) -> Non
         assert kinds - {"Optimizer", "OptimizerMap", "LossScaleOptimizer", "MultiOptimizer"} <= set(OPTIMIZERS), (
             "one is left out"
         )
-        if keras.__version__.startswith("3.12."):
-            kinds.remove("Muon")  # its Muon knows no variables of replicas
+        if not since("keras", "3.13"):
+            kinds.discard("Muon")  # Keras 3.8 has none, and that of 3.10 and 3.12 knows no variables of replicas
         return {name: train(where, name, one) for name, one in OPTIMIZERS.items() if name in kinds}
 
     (expected,) = on_hosts("1x1", all_optimizers)
     (seen,) = on_hosts("1x3", all_optimizers)
-    assert len(expected) >= len(OPTIMIZERS) - 2  # Keras 3.12, for Python 3.10, has fewer
+    assert len(expected) >= len(OPTIMIZERS) - 2  # older versions of Keras have fewer
     for name, weights in expected.items():
         for one, right in zip(seen[name], weights, strict=True):
             np.testing.assert_allclose(one, right, atol=5e-5, err_msg=name)

@@ -30,7 +30,7 @@ def test_an_optimizer_says_how_many_steps_it_has_made() -> None:
     variable = tf.Variable(1.0)
     for optimizer in (keras.optimizers.SGD(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())):
         optimizer.build([variable])
-        optimizer.apply([tf.constant(1.0)])
+        optimizer.apply([tf.constant(1.0)], [variable])  # without it Keras 3.10's LossScaleOptimizer does nothing
         assert upstream.steps_made(optimizer) == 1
 
 
