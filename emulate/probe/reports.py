@@ -44,7 +44,7 @@ def install_reduce(probe: Probe) -> None:
             name = places.name(f"{caller.name}/reduce", caller, line)
             is_mean = axis is None and averages(reduce_op)
             more = {"line": line, **({"how": "mean"} if is_mean else {})}
-            probe.lines.reported(value, name)
+            probe.lines.reported(value, name, averages=is_mean)
             report_tensor(probe, result, _kind_of_parts(value), name, more)
         return result
 

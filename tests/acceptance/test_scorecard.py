@@ -24,10 +24,13 @@ SAMPLE = (
     "right_dropout_fit 1x2",
     "wrong_augmented_alike 2x1",
     "wrong_chief_evaluates 2x1",
+    "wrong_counter_of_batches 1x4",
+    "wrong_mean_by_strategy 1x4",
     "wrong_mean_legacy 1x2",
     "wrong_metric_in_replica 1x4",
     "wrong_not_sharded 2x1",
     "wrong_sharded_twice 2x1",
+    "wrong_shuffled_per_host 2x1",
     "wrong_summed_twice_on_hosts 2x1",
     "wrong_weight_decay_by_hand 1x4",
 )

@@ -157,7 +157,7 @@ class StepLines:
         taped = set(map(walks.key_of, self.taped))
         stops = {*self.rows, *taped}
         # What is kept of gradients in variables, as accumulation does, is given to an optimizer later.
-        ends = [*self.given, *(tensor for tensor in self.kept if self._is_made_of(tensor, taped))]
+        ends = [*self.given, *(tensor for tensor in self.kept if self.is_made_of_gradients(tensor))]
         whole = walks.region(ends, stops, lambda op: self._is_own(op) or self._adds_up(op))
         sums = {op for op in whole if self._adds_up(op)}
         after = walks.region(ends, stops, lambda op: op not in sums) if sums else {}
@@ -167,8 +167,9 @@ class StepLines:
         summed = {op: distance for op, distance in after.items() if op not in sums}
         return {"given": self.lines(before, roles), "sum": self.lines(summed, roles)}
 
-    def _is_made_of(self, tensor: Any, taped: set[walks.Key]) -> bool:
+    def is_made_of_gradients(self, tensor: Any) -> bool:
         """Return whether a tensor is computed with one of the gradients."""
+        taped = set(map(walks.key_of, self.taped))
         ops = walks.region([tensor], taped, self._is_own)
         return walks.key_of(tensor) in taped or any(walks.key_of(operand) in taped for op in ops for operand in op.inputs)
 
@@ -282,23 +283,27 @@ class Lines:
             about = {"replica": reader, "of": owner(tensor.op), "operation": first.type, "number": len(crossings)}
             self.write({"event": "crossing", **about, "lines": unique})
 
-    def reported(self, value: Any, name: str) -> None:
-        """Record the lines between the loss and a number that the program reports."""
+    def reported(self, value: Any, name: str, *, averages: bool = False) -> None:
+        """Record the lines between the loss and a number that the program reports, or where it averages a gradient."""
         if not self.enabled or not self._steps or bodies.current() is not None:
             return
         with self._told_if_it_fails():
-            self._report(value, name)
+            self._report(value, name, averages=averages)
 
-    def _report(self, value: Any, name: str) -> None:
+    def _report(self, value: Any, name: str, *, averages: bool) -> None:
         step = self._steps[min(self._steps)]
         parts = getattr(value, "values", None)
         parts = list(parts) if isinstance(parts, tuple) else [value]
         ends = step.tensors(parts[:1])
         region = walks.region(ends, {*step.rows, *map(walks.key_of, step.objective)})
         entries = step.lines(region, {op: {"made"} for op in region})
-        if (entry := step.entry(stack_lines.here(), {"reduced": 0})).get("file"):
-            entries.append(entry | {"called": False})
-        self.write({"event": "lines", "report": name, "stages": {"reported": entries}})
+        stages = {"reported": entries}
+        if (entry := step.entry(stack_lines.here(), {"reduced": 0}) | {"called": False}).get("file"):
+            entries.append(entry)
+            # Gradients have dimensions; their norm, which is often reported, has none.
+            if averages and any(walks.dims_of(end) and step.is_made_of_gradients(end) for end in ends):
+                stages["sum"] = [entry | {"roles": {"averages": 0}}]
+        self.write({"event": "lines", "report": name, "stages": stages})
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Write an event once."""

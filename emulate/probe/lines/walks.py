@@ -16,7 +16,8 @@ from emulate.probe.distributions import DRAWN
 Key = tuple[int, int]
 
 _ABOUT_SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
-_READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
+_LOOKUPS = {"ResourceGather", "ResourceGatherNd"}
+_READS = {"ReadVariableOp", *_LOOKUPS}
 _DIVISIONS = {"RealDiv", "Div", "DivNoNan", "Xdivy"}
 _SUMS = {"Add", "AddV2", "AddN", "Sub"}
 _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
@@ -177,6 +178,9 @@ def roles(operation: Any, flows: Flows) -> set[str]:
     words = {"norm"} if operation.type in _NORMS else set()
     if _draws(operation):
         words.add("draw")
+    is_of_table = operation.type == "GatherV2" and inputs[0].weights and not inputs[0].rows
+    if operation.type in _LOOKUPS or is_of_table:
+        words.add("looks-up" if inputs[1].rows else "looks-up-the-same")
     if not any(flow.rows for flow in inputs):
         return words
     of_weights = any(flow.weights and not flow.rows for flow in inputs)

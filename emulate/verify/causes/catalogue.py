@@ -39,7 +39,7 @@ from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE
 from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
-from emulate.verify.causes.samples import BATCH_SIZE, MISSING, REORDERED, REPEATED
+from emulate.verify.causes.samples import BATCH_SIZE, COUNTED, MISSING, REORDERED, REPEATED
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
 from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
@@ -61,6 +61,7 @@ _CAUSES: tuple[Cause, ...] = (
     PYTHON_DEADLOCK,
     REPLICAS_MISSING,
     UNSEEDED,
+    COUNTED,
     BATCH_SIZE,  # before what it looks like
     REPEATED,
     MISSING,

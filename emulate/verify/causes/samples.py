@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulate.probe.trace import Array
+from emulate.verify.arrays import is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.host_values import tables_apart
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of
 from emulate.verify.ledger import Ledger
-from emulate.verify.lines import made
+from emulate.verify.lines import made, operations
 
 _FEWEST = 3
 """Steps it takes to believe that replicas compute the same."""
@@ -31,7 +32,7 @@ def _apart(case: Case) -> Ledger | None:
 
 def _search_batches(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None:
+    if ledger is None or case.has(COUNTED.code):
         return None
     if ledger.times_as_small > 1:
         return _divided(case, ledger)
@@ -46,6 +47,10 @@ def _search_batches(case: Case) -> Sign | None:
             f"{ledger.rows_in_all[0]} in {len(ledger.topology)}"
         ),
     )
+
+
+def _has_other_sizes(case: Case) -> bool:
+    return case.has(BATCH_SIZE.code) or case.has(COUNTED.code)
 
 
 def _divided(case: Case, ledger: Ledger) -> Sign:
@@ -68,11 +73,35 @@ def _divided(case: Case, ledger: Ledger) -> Sign:
 _GLOBAL = "If a step has too few examples"
 
 
+def _search_counted(case: Case) -> Sign | None:
+    """Check whether the batches are those of one device, and fewer of them are applied together."""
+    ledger = _apart(case)
+    if ledger is None or ledger.times_as_small == 1:
+        return None
+    ours, theirs = case.base.runs.batches(ledger.optimizer)
+    if theirs != ours * ledger.times_as_small:
+        return None
+    divided, step = _divided(case, ledger), complete(case.base.runs.topology, ledger.optimizer)[0]
+    assigned = {name: state_of(step, name) for own in step.values() for name in own.state}
+    return Sign(
+        (
+            f"An update is made after {ours} batch{'es' * (ours > 1)} on {case.num_replicas} replicas, and after {theirs} on "
+            "one device. Each batch is the same."
+        ),
+        divided.evidence,
+        _COUNTED,
+        tensors=[name for name, value in assigned.items() if value is not None and not is_numeric(value)],
+    )
+
+
+_COUNTED = "If an update is made after too few batches"
+
+
 def _search_repeated(case: Case) -> Sign | None:
     ledger = _apart(case)
     if ledger is None:
-        return _alike(case) if case.ledger is None and not case.has(BATCH_SIZE.code) else None
-    if case.has(BATCH_SIZE.code) or _moved(ledger) or ledger.left_out or ledger.draws_others:
+        return _alike(case) if case.ledger is None and not _has_other_sizes(case) else None
+    if _has_other_sizes(case) or _moved(ledger) or ledger.left_out or ledger.draws_others:
         return None
     if ledger.shared_by_hosts:
         return Sign(
@@ -83,6 +112,7 @@ def _search_repeated(case: Case) -> Sign | None:
             _four_numbers(ledger)
             + f"; steps differ from step {ledger.first_apart} on and have as many examples as on one device",
             _ONE_ORDER,
+            blame=[made("examples", "shuffle", "generator")],
         )
     if ledger.repeated_in_step:
         return _shared(ledger)
@@ -149,7 +179,7 @@ def _shared(ledger: Ledger) -> Sign:
 
 def _search_missing(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or case.has(BATCH_SIZE.code):
+    if ledger is None or _has_other_sizes(case):
         return None
     if (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
@@ -210,7 +240,7 @@ def _search_reordered(case: Case) -> Sign | None:
             _seen(ledger),
             [_AHEAD_IN_FIT, _AHEAD] if case.facts.compiled else _AHEAD,
         )
-    if ledger is not None and ledger.draws_others and not case.has(BATCH_SIZE.code):
+    if ledger is not None and ledger.draws_others and not _has_other_sizes(case):
         return Sign(
             (
                 f"From step {ledger.first_apart} on other examples are chosen than on one device. The choice depends on "
@@ -222,7 +252,7 @@ def _search_reordered(case: Case) -> Sign | None:
             ),
             _OF_ALL_REPLICAS,
         )
-    if ledger is None or ledger.repeated_in_step or case.has(MISSING.code) or ledger.lost > 0 or case.has(BATCH_SIZE.code):
+    if ledger is None or ledger.repeated_in_step or case.has(MISSING.code) or ledger.lost > 0 or _has_other_sizes(case):
         return None
     if ledger.shared_by_hosts:
         return None
@@ -274,6 +304,8 @@ def _four_numbers(ledger: Ledger) -> str:
         f"{n.missing} missing, {n.repeated} repeated"
     )
 
+
+COUNTED = Cause("accumulation", _search_counted, blame=(operations("assigned", "assign"), made("start", "num_replicas")))
 
 BATCH_SIZE = Cause(
     "batch-size", _search_batches, blame=(made("examples", "batch", "padded_batch", "dataset function", "distribute"),)

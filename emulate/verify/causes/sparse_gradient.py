@@ -29,6 +29,7 @@ def _of_values(case: Case) -> Sign | None:
             f"by {first.ratio:.0f}x the noise floor"
         ),
         _OF_VALUES,
+        blame=[operations("sum", "all_reduce"), between("given")],
     )
 
 
@@ -60,4 +61,5 @@ def _of_the_optimizer(case: Case) -> Sign | None:
 
 _OF_VALUES = "If the program adds up the values itself"
 
-SPARSE_GRADIENT = Cause("sparse-gradient", _search, blame=(operations("sum", "all_reduce"), between("given")))
+# What examples look up comes as often on one device; what they share comes once for each replica.
+SPARSE_GRADIENT = Cause("sparse-gradient", _search, blame=(operations("loss", "looks-up-the-same", "looks-up"),))

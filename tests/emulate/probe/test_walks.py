@@ -79,6 +79,15 @@ def test_a_division_by_a_number_scales_and_one_by_a_count_is_a_ratio() -> None:
     assert walks.counts(walks.region([ratio]), loss.flows(ratio)) == {count.op}
 
 
+def test_rows_of_a_table_that_examples_look_up_are_told_from_those_that_all_of_them_share() -> None:
+    loss, table = Loss(), made("Given", dtype="resource")
+    ids, positions = made("Cast", loss.rows, shape=[None, 4], dtype="int64"), made("Range", shape=[4], dtype="int64")
+    assert loss.roles(made("ResourceGather", table, ids, shape=[None, 4, 8])) == {"looks-up"}
+    assert loss.roles(made("ResourceGather", table, positions, shape=[4, 8])) == {"looks-up-the-same"}
+    assert loss.roles(made("GatherV2", loss.weight, positions, loss.number, shape=[4, 3])) == {"looks-up-the-same"}
+    assert "looks-up" not in loss.roles(made("GatherV2", loss.rows, ids, loss.number, shape=[None, 4]))
+
+
 def test_a_term_of_the_weights_alone_is_a_penalty() -> None:
     loss = Loss()
     total = made("Sum", loss.each, made("Const", shape=[1]))

@@ -642,3 +642,20 @@ def test_a_wrong_loss_is_seen_where_the_gradients_are_rounding_alone(folder: Fol
             "the number of replicas is 2" in found.causes[0].summary
             or "x the gradient of one device" in found.causes[0].summary
         )
+
+
+def test_an_update_after_fewer_of_the_same_batches_is_accumulation_and_no_smaller_batch(folder: Folder) -> None:
+    def reference(made: Made, k: int) -> None:
+        made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, rows=ROWS[8 * k : 8 * k + 8], objective=1.0, runs=2)
+
+    def topology(made: Made, k: int) -> None:
+        for r in range(2):
+            rows = ROWS[4 * k + 2 * r : 4 * k + 2 * r + 2]
+            made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, replica=r, rows=rows, objective=0.5)
+
+    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x2"), topology)))
+    assert codes(found) == ["accumulation"]
+    assert found.causes[0].summary == (
+        "An update is made after 1 batch on 2 replicas, and after 2 on one device. Each batch is the same."
+    )
+    assert found.causes[0].fix.startswith("Count the batches outside of `Strategy.run`")
