@@ -20,9 +20,14 @@ EXAMPLES = """Example:
 
 gpudist verify train.py --topology 1x4 --traces here
 
-gpudist compare here/reference there/1x4"""
+gpudist compare here/reference here/1x4"""
 _Trace = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A folder written by gpudist verify --traces.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="TRACE",
+        help="A run's folder: DIR/reference or DIR/1x4 of verify --traces DIR, DIR/trace of launch --record.",
+        show_default=False,
+    ),
 ]
 
 

@@ -73,7 +73,10 @@ def launch(
         _option("--folder", "DIR", f"Folder of the job, which all hosts see: scripts, logs, trace. Default: {_JOBS}/NAME."),
     ] = None,
     workdir: Annotated[
-        Path | None, _option("--workdir", "DIR", "Working directory on the hosts. Default: this one; of an image: its own.")
+        Path | None,
+        _option(
+            "--workdir", "DIR", "Working directory on the hosts. Default: the current folder; with --image, that of the image."
+        ),
     ] = None,
     python: Annotated[
         str | None, _option("--python", "PATH", "Interpreter on the hosts. Default: this one; in an image: python3.")
@@ -102,9 +105,7 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and end.")] = False,
     rehearse: Annotated[
         bool,
-        typer.Option(
-            "--rehearse", help="Run what the hosts would run on emulated hosts under their names, verify it, and end."
-        ),
+        typer.Option("--rehearse", help="Run the command of each host on an emulated host, verify it, and exit."),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
     status: Annotated[Path | None, _option("--status", "JOB", f"Print the state of a job, and end. {_JOB}")] = None,
@@ -174,7 +175,7 @@ def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) ->
 def _report(job: Job, folder: Path, state: JobState) -> None:
     complain(f"{state}. Logs: {folder}/host-*.log")
     if job.steps is not None and state.exit_code == 0:
-        complain(f"Compare it: gpudist compare TRACES/reference {folder / job.trace.name}, where TRACES is of verify --traces.")
+        complain(f"Compare it: gpudist compare DIR/reference {folder / job.trace.name} (DIR of gpudist verify --traces DIR).")
 
 
 def _look_at(status: Path | None, logs: Path | None, cancel: Path | None) -> int | None:

@@ -80,7 +80,7 @@ VirtualOption = Annotated[
     bool,
     typer.Option(
         "--virtual",
-        help="Let all replicas take turns in one process, and add up their gradients by arithmetic: for 1x1024 and the like.",
+        help="Run all replicas one after the other in one process, without TensorFlow's collectives: 1x1024, say.",
     ),
 ]
 NetworkOption = Annotated[

@@ -46,7 +46,7 @@ def verify(
         typer.Option(
             "--steps",
             metavar="N|all|auto",
-            help="Training steps to compare. Later code does not run. auto: 20, or the first epoch if it has at most 50.",
+            help="Training steps to compare. Later code does not run. auto: 20 steps, or up to 50 to finish the first epoch.",
         ),
     ] = options.DEFAULT_STEPS,
     timeout: Annotated[
@@ -70,7 +70,9 @@ def verify(
     reference_arg: Annotated[
         list[str],
         typer.Option(
-            "--reference-arg", metavar="X", help="Argument of the program in the reference run, instead of ARGS. Repeatable."
+            "--reference-arg",
+            metavar="X",
+            help="Argument of the program in the run on one device alone, instead of ARGS: --num-gpus=1. Repeatable.",
         ),
     ] = [],  # noqa: B006
     virtual: options.VirtualOption = False,

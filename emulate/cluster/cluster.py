@@ -278,7 +278,7 @@ def _value(running: RunningCluster, outcome: HostOutcome) -> Any:
         return outcome.value
     except Exception as error:  # a class that only the host knows, or that cannot be made again
         text = (
-            "What a function returns must be known to the process that asked for it. "
+            "The process that calls a function must be able to unpickle what it returns. "
             f"Received: {type(error).__name__}: {error}, of what {running.name(outcome.host)} returned. "
             "Return numbers, NumPy arrays and containers of them."
         )
@@ -306,7 +306,7 @@ def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, ha
         text = f"{_NOT_RAISE if has_arrived else _ARRIVE} {expected}Received: {said}"
         raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
     how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
-    text = f"A function must return. Received: {name} ended with {how} instead{after}. {expected}{output}".rstrip()
+    text = f"A function must return. Received: {name} ended with {how}{after}. {expected}{output}".rstrip()
     if outcome.stack:
         text += f"\nPython's stack there:\n{outcome.stack}"
     raise ProgramFailed(text, host=outcome.host, traceback_text="")
@@ -314,8 +314,8 @@ def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, ha
 
 _NOT_RAISE = "A function must not raise."
 _ARRIVE = (
-    "A function and its arguments must be made again on each host, as numbers, NumPy arrays and containers of them can be, "
-    "before it is called."
+    "A host must be able to unpickle a function and its arguments, as it can numbers, NumPy arrays and containers of them, "
+    "before it calls it."
 )
 
 

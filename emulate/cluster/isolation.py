@@ -33,9 +33,9 @@ class Capability:
 
 
 _UNPROTECTED = (
-    "Each port is held from when it is chosen until the run ends, so that runs do not collide. Nothing else protects it: a "
-    "TensorFlow server listens on all interfaces and authenticates nobody, so for as long as a run lasts whoever reaches this "
-    "machine can execute operations, and read and write files, as its user."
+    "Ports are reserved until the run ends, so that runs do not collide. Nothing else protects them: TensorFlow's servers "
+    "listen on all interfaces and have no authentication. During the run, anyone who can reach this machine can run "
+    "operations, and read and write files, as its user."
 )
 
 

@@ -110,7 +110,7 @@ def check_device(device: str) -> None:
         UsageError: When it is none of `DEVICES`.
     """
     if device not in DEVICES:
-        raise UsageError(f"What computes is one of {', '.join(DEVICES)}. Received: device={device!r}. Choose one of them.")
+        raise UsageError(f"device must be one of {', '.join(DEVICES)}. Received: device={device!r}.")
 
 
 def decide(
@@ -135,13 +135,13 @@ def decide(
         why = blind or _why_too_few(inventory, topologies)
         if why:
             are_there = bool(inventory.gpus or inventory.left_out)
-            return DeviceChoice("cpu", f"device auto: the CPU computes, because {why}." if are_there else "")
+            return DeviceChoice("cpu", f"--device auto chose the CPU, because {why}." if are_there else "")
         has = f"{len(inventory.gpus)}{inventory.beside}"
-        return DeviceChoice("gpu", f"device auto: this machine's GPUs compute, it has {has}.")
+        return DeviceChoice("gpu", f"--device auto chose this machine's GPUs: it has {has}.")
     if blind:
         numbers = ", ".join(f"{topology} ({_count(topology.num_replicas, 'device')})" for topology in topologies)
         raise Unavailable(
-            f"GPUs that TensorFlow can use must be there. Received: device='gpu' for {numbers}, and {blind}. "
+            f"--device gpu needs GPUs that TensorFlow can use. Received: device='gpu' for {numbers}, and {blind}. "
             "Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
         )
     lacking = {topology: why for topology in topologies if (why := _why_lacking(inventory, topology))}

@@ -15,15 +15,15 @@ from emulate.devices import upstream
 from emulate.devices.plan import Note
 
 IN_A_BRANCH = (
-    "A function that sums over the replicas is called in a condition or a loop (steps_per_execution, an optimizer that makes "
-    "its variables inside of a tf.function). It runs here; by TensorFlow's collectives, which sum on whole GPUs and between "
-    "hosts unless the program chooses otherwise, it stops: You must feed a value for placeholder tensor. Make the optimizer's "
-    "variables before the first step, optimizer.build(model.trainable_variables) in the scope; on one host "
-    "MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice()) runs it too"
+    "A sum over the replicas is inside of a condition or a loop (steps_per_execution, or an optimizer that creates its "
+    "variables in a tf.function). It works here, but TensorFlow's collectives, which sum on whole GPUs and between hosts by "
+    "default, fail: You must feed a value for placeholder tensor. Call optimizer.build(model.trainable_variables) in the "
+    "scope, before the first step. On one host MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice()) works "
+    "too"
 )
 OF_DTYPE = (
-    "Replicas are summed in {dtype}. That runs here; TensorFlow's collectives, which sum on whole GPUs unless the program "
-    "chooses otherwise, stop: Collective all-reduce does not support datatype {name} on DEVICE_GPU. Cast to {wide} before the "
+    "Replicas are summed in {dtype}. It works here, but TensorFlow's collectives, which sum on whole GPUs by default, "
+    "fail: Collective all-reduce does not support datatype {name} on DEVICE_GPU. Cast to {wide} before the "
     "sum"
 )
 _WIDER = {"int32": "int64 (or a float)", "bfloat16": "float32"}

@@ -69,7 +69,7 @@ def never_fired(fault: Fault, held: int | None = None) -> str:
     phase, step = getattr(fault, "phase", ""), getattr(fault, "step", 0)
     if held is not None and step > held:
         return (
-            f"A fault must happen. Received: fault={str(fault)!r}, which did not: gpudist stops every run after "
+            f"A fault must happen. Received: fault={str(fault)!r}, which did not happen: gpudist stops every run after "
             f"step {held}. Use --steps {step} or more, or --steps all."
         )
     how = (
@@ -78,7 +78,7 @@ def never_fired(fault: Fault, held: int | None = None) -> str:
         else "gpudist counts the steps of optimizers of Keras and TensorFlow"
     )
     return (
-        f"A fault must happen. Received: fault={str(fault)!r}, which did not: the program ended before ({how}). "
+        f"A fault must happen. Received: fault={str(fault)!r}, which did not happen: the program ended before ({how}). "
         "Use an earlier step or another phase."
     )
 

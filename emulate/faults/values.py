@@ -191,7 +191,7 @@ class FillDisk(AtStep):
     """
 
     kind = "fill-disk"
-    meaning = "lets writes of the host fail with `No space left on device`"
+    meaning = "makes writes on the host fail with `No space left on device`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +237,7 @@ class Link(Fault):
     latency: float = 0.0
     loss: float = 0.0
     kind = "link"
-    meaning = "delays packets of all hosts (or of one `host`) by `latency`, and drops the part `loss` of them"
+    meaning = "delays packets of all hosts (or of one `host`) by `latency`, and drops a fraction `loss` of them"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -278,7 +278,7 @@ def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequ
         )
     elif before.work.is_measured:
         said.append("A measurement on several GPUs narrows the interval: add --measured 'N: X examples/s at batch B'.")
-    said.append("Interval: holds in 90 of 100 cases. `make plan-accuracy` compares with published measurements.")
+    said.append("Interval: holds in 90 of 100 cases. The guide to gpudist plan compares with published measurements.")
     return said
 
 

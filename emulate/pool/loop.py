@@ -89,8 +89,8 @@ def _load(job: Job) -> Any:
         return pickle.loads(job.call.read_bytes())
     except Exception as error:  # a class that cannot be made again
         raise TypeError(
-            "A job and its arguments must be made again on each host, as numbers, NumPy arrays and containers of them can be, "
-            f"before it is called. Received: {type(error).__name__}: {error}. Make such objects inside it."
+            "A host must be able to unpickle a job and its arguments, as it can numbers, NumPy arrays and containers of them, "
+            f"before it calls it. Received: {type(error).__name__}: {error}. Make such objects inside it."
         ) from error
 
 

@@ -153,5 +153,6 @@ def _load(result: HostResult, pickled: bytes) -> None:
         result.value = pickle.loads(pickled)
     except Exception as error:  # a class that only the host knows
         result.status = "raised"
-        text = f"What a job returns must be known to the process that asked for it. Received: {type(error).__name__}: {error}."
+        said = f"{type(error).__name__}: {error}"
+        text = f"The process that submits a job must be able to unpickle what it returns. Received: {said}."
         result.error = RemoteError("TypeError", f"{text} Return numbers, NumPy arrays and containers of them.", "")

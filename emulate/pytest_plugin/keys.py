@@ -15,9 +15,9 @@ NAME = "topology"
 """Name of the mark."""
 DESCRIPTION = (
     'topology(shape, ..., strategy="auto", deadline=None, fresh=False): run the test on each of these topologies ("1x4": one '
-    "host with four devices). A body that asks for `strategy` or `devices`, or for no fixture of gpudist, runs on every host; "
-    "one that asks for `cluster`, `topology` or `gpudist` runs once, beside them. Tests of one file share hosts, but for those "
-    "with `fresh`."
+    "host with four devices). A test that uses `strategy`, `devices`, `shared_path` or no fixture of gpudist runs on every "
+    "host. With `cluster`, `topology` or `gpudist` alone it runs once, outside of the hosts. Tests of one file share hosts, "
+    "except with fresh=True."
 )
 
 HOST: pytest.StashKey[Host] = pytest.StashKey()

@@ -284,7 +284,7 @@ def _trace(folder: Path) -> Trace:
         return trace
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
-            f"A trace must be as it was recorded. Received: trace={str(folder)!r}, which is not ({error}). "
+            f"A trace must not be damaged. Received: trace={str(folder)!r} ({error}). "
             "Copy the whole folder again, or record it anew with `gpudist verify PROGRAM --traces DIR`."
         ) from error
 
@@ -306,4 +306,4 @@ def _check(steps: Steps, timeout: float) -> None:
     if isinstance(steps, int) and steps < 1:
         raise UsageError(f"steps must be >= 1. Received: steps={steps}. None compares all steps.")
     if timeout <= 0:
-        raise UsageError(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")
+        raise UsageError(f"timeout must be > 0, in seconds. Received: timeout={timeout}.")

@@ -345,7 +345,7 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
     notes = []
     if points and not has_noise:
         notes.append(
-            "without noise runs on one device the noise floor is a few units in the last place: rounding errors may exceed it"
+            "the noise floor was not measured: gpudist assumed a few units in the last place, and rounding errors may exceed it"
         )
     both = [p.measure for p in points if p.measure.both_non_finite]
     if both:
@@ -359,7 +359,7 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
         )
     if kink is not None:
         notes.append(
-            f"from step {kink} on single units may be on the other side of a kink (a ReLU, a maximum): the noise "
+            f"from step {kink} on rounding may switch single units of a ReLU or a maximum on or off: the noise "
             "floor there comes from runs on one device with a larger perturbation"
         )
     if amplified := _amplified(points):

@@ -377,7 +377,7 @@ _CUT = (
 )
 _UNSEEN_ROWS = (
     "data: gpudist could not see the batch, because it is not an argument of the function given to "
-    "Strategy.run (on one device also of a tf.function). Pass it as an argument."
+    "Strategy.run. Pass it as an argument."
 )
 
 

@@ -138,8 +138,8 @@ class Recovery:
         if set(ends) != {"returned"} or getattr(fault, "step", 0) <= steps:
             return never_fired(fault, self.lives.held)
         return (
-            f"A fault must happen. Received: fault={str(fault)!r}, which did not: the program has only {steps} steps. "
-            "Name one of them."
+            f"A fault must happen. Received: fault={str(fault)!r}, which did not happen: the program has only {steps} steps. "
+            f"Use a step up to {steps}."
         )
 
     @property

@@ -73,7 +73,7 @@ def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
     each = free // 2 // hosts
     if each < LEAST_PER_HOST:
         raise Unavailable(
-            f"What the runs record needs at least {2 * hosts * LEAST_PER_HOST // MIB} MiB of free space. Received: "
+            f"The traces of the runs need at least {2 * hosts * LEAST_PER_HOST // MIB} MiB of free space. Received: "
             f"folder={str(folder)!r} with {free // MIB} MiB free. "
             "Free some, or use a larger disk: TMPDIR, or --traces where it is given."
         )

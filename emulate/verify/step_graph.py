@@ -180,7 +180,6 @@ def step_graph(reference: Trace, topology: Trace, num_replicas: int) -> StepGrap
 
 _MOST_NAMED = 2
 """So many operations of a line are named."""
-_IS_SAME = "The step does not depend on the number of replicas"
 
 
 def _summary(replicas: Sequence[_GraphPair], numbers: Sequence[_GraphPair], num_replicas: int) -> StepGraph:
@@ -191,13 +190,15 @@ def _summary(replicas: Sequence[_GraphPair], numbers: Sequence[_GraphPair], num_
         return StepGraph(text, same_on_replicas=False, depends_on_number=None, locations=_locations(differing.apart))
     apart = [pair for graphs in numbers for pair in graphs.apart]
     if apart:
-        text = f"{_IS_SAME} except in {_in_words(apart)}."
+        alike = f"The graph of the step is the same on one device and on {num_replicas} replicas"
+        text = f"{alike}, except in {_in_words(apart)}."
         return StepGraph(text, same_on_replicas=True, depends_on_number=True, locations=_locations(apart))
     besides: dict[str, list[Line]] = {}
     for graphs in (*numbers, *replicas):
         for reason, lines in graphs.besides.items():
             besides.setdefault(reason, []).extend(lines)
-    text = f"{_IS_SAME}: its graph is the same on one device and on each of {num_replicas} replicas"
+    same = f"its graph is the same on one device and on each of {num_replicas} replicas"
+    text = f"The step does not depend on the number of replicas: {same}"
     without = [_EXAMPLES] if _EXAMPLES in besides else []
     locations: list[Location] = []
     for reason in (kind for kind in (_NUMBER, _SUM) if kind in besides):

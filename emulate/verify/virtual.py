@@ -12,7 +12,7 @@ from emulate.verify.result import RunResult
 from emulate.verify.run_summary import same_weights
 
 NOT_SEEN = (
-    "The replicas were virtual: they took turns in one process, and gpudist added up their gradients by arithmetic. Not seen: "
+    "The replicas were virtual: they took turns in one process, and gpudist added up their gradients itself. Not seen: "
     "hangs, the network, TensorFlow's own collectives, and code that needs one process or device for each replica."
 )
 

@@ -196,6 +196,6 @@ class CertificateMismatch(RuntimeError):
         self.step, self.stage, self.tensor = step, stage, tensor
         self.value, self.certified, self.tolerance = value, certified, tolerance
         super().__init__(
-            f"Step {step} must be the one that was certified. Received: stage={stage!r}, tensor={tensor!r}, value={value}, "
+            f"Step {step} differs from the certificate. Received: stage={stage!r}, tensor={tensor!r}, value={value}, "
             f"certified={certified}, tolerance={tolerance:.3g}. {advice}"
         )

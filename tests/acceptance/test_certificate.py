@@ -157,7 +157,7 @@ def test_another_training_stops_in_its_first_step(
     code, output, errors = run("2x2", "loop.py", *args, str(certificate))
     assert code == 3
     assert "checked" not in output
-    assert f"CertificateMismatch: Step 0 must be the one that was certified. Received: {stage}" in errors
+    assert f"CertificateMismatch: Step 0 differs from the certificate. Received: {stage}" in errors
     assert ("The gradient is 4x the certified one." in errors) == ("gradient" in stage)
 
 
@@ -170,7 +170,7 @@ def test_fit_passes_with_its_loss_and_stops_with_another_seed(run: Run, folder: 
     assert "checked no more" in output
     code, _, errors = run("1x2", "fit.py", "2", str(certificate))
     assert code == 3
-    assert "Step 0 must be the one that was certified. Received: stage='start'" in errors
+    assert "Step 0 differs from the certificate. Received: stage='start'" in errors
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])

@@ -129,7 +129,7 @@ def test_a_run_that_is_to_be_on_gpus_fails_where_there_are_none_and_names_what_w
     done = outside.run("python", "-m", "pytest", "-q", EXAMPLE, *options)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "4 skipped" in done.stdout
-    assert "GPUs that TensorFlow can use must be there. Received: device='gpu' for 1x1 (1 device), and" in done.stdout
+    assert "--device gpu needs GPUs that TensorFlow can use. Received: device='gpu' for 1x1 (1 device), and" in done.stdout
     assert "--gpudist-strict: the run fails, because skipped: " in done.stdout
 
 

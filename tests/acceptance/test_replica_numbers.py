@@ -51,7 +51,7 @@ def test_rows_that_another_replica_treats_otherwise_are_found_out(
 ) -> None:
     run, text = judged(tmp_path, preload, loss, targets)
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["depends-on-replicas"]), text
-    assert "depends on its own number (replica_id_in_sync_group)" in run.causes[0].summary
+    assert "depends on its id (replica_id_in_sync_group)" in run.causes[0].summary
     assert "only after it gets the number of each replica" in run.causes[0].evidence
 
 

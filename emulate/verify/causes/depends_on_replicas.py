@@ -30,7 +30,7 @@ def _search(case: Case) -> Sign | None:
     return Sign(
         (
             f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same "
-            "examples and weights have other gradients with more replicas."
+            "examples and weights get different gradients with more replicas."
         ),
         (
             f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {first} on, by "
@@ -48,8 +48,8 @@ def _of_number(case: Case, step: int) -> Sign | None:
         return None
     return Sign(
         (
-            "The result of a replica depends on its own number (replica_id_in_sync_group): the same examples have "
-            "other gradients on another replica."
+            "The result of a replica depends on its id (replica_id_in_sync_group): the same examples have "
+            "different gradients on another replica."
         ),
         (
             f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, by "
@@ -110,7 +110,7 @@ def _how(again: Comparison, step: int, before: Comparison) -> str | None:
     return f"has the same gradients except for one factor, {fits[0].scale:.4g}, by which it divides the loss"
 
 
-_ALIKE = "If it depends on the number of one replica"
+_ALIKE = "If it depends on the id of a replica"
 _SAME_INPUTS = "If the inputs of the step are mixed up"
 _SAME_UPDATE = "If the update depends on it"
 

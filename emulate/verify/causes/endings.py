@@ -89,7 +89,7 @@ def _search_unequal(case: Case) -> Sign | None:
         return None
     counted = ", ".join(f"host {host} {number}" for host, number in sorted(steps.items()))
     return Sign(
-        "The hosts do not make the same number of steps: some have finished while others wait for their gradients.",
+        "The hosts do not run the same number of steps: some have finished while others wait for their gradients.",
         _where(case) + (f" (recorded steps: {counted})" if len(set(steps.values())) > 1 else ""),
     )
 

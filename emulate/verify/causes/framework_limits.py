@@ -42,8 +42,8 @@ LIMITS = (
     ),
     Limit(
         (r"Inputs to operation AddN .*must have the same size and shape", r"\.fit\(|_symbolic_build"),
-        "Keras 3's fit cannot build its metrics if the first batch, of training or of validation, does not "
-        "divide by the number of replicas",
+        "Keras 3's fit cannot build its metrics if the first batch, of training or of validation, is not "
+        "a multiple of the number of replicas",
     ),
     Limit(
         (r"Value for attr 'T' of string is not in the list of allowed values", r"AddN", r"\.fit\(|_symbolic_build"),

@@ -107,7 +107,7 @@ def _of_other_steps(recovery: Recovery) -> Sign:
             _ASKS_TO_BE_STARTED_AGAIN,
         )
     return Sign(
-        f"After a fault the program makes {'fewer' if made < wanted else 'more'} steps than without it.",
+        f"After a fault the program runs {'fewer' if made < wanted else 'more'} steps than without it.",
         (
             f"{_befell(recovery)}; {_restarts(recovery)}; {optimizer} made {made} steps in all, {wanted} without the "
             "fault; the steps that both made agree"

@@ -69,8 +69,8 @@ def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
     return Sign(
         "Each host chooses its examples with its own random numbers. The hosts have no common seed.",
         (
-            f"With a different seed on each host, {moved} of {len(common)} examples move to another host (of those "
-            f"that hosts after the first have in both runs). The same steps then have {len(own)} different examples "
+            f"With a different seed on each host, {moved} of {len(common)} examples of the hosts after the first move to "
+            f"another host. The same steps then have {len(own)} different examples "
             f"instead of {len(before)}"
         ),
     )

@@ -272,7 +272,7 @@ def test_a_check_ends_with_a_word_and_leaves_nothing_patched(on_hosts: OnHosts, 
 
     ((right, wrong, few, traced, later),) = on_hosts("1x1", outcomes)
     assert right == ("gpudist_core: the gradients of 2 certified steps agree\n", [], False)
-    assert "Step 1 must be the one that was certified. Received: stage='gradient', tensor='scale'" in wrong[0]
+    assert "Step 1 differs from the certificate. Received: stage='gradient', tensor='scale'" in wrong[0]
     assert wrong[1:] == ([], False)
     ((text, (warned,), is_patched), all_of) = few, "All certified steps must be compared. Received: compared="
     assert (text, warned, is_patched) == (

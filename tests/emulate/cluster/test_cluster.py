@@ -109,7 +109,7 @@ def test_a_host_that_leaves_is_an_error(two: Cluster) -> None:
     for code in (5, 0):
         with pytest.raises(ProgramFailed) as caught:
             two.run(os._exit, code)
-        assert f"ended with exit code {code} instead" in str(caught.value)
+        assert f"ended with exit code {code}." in str(caught.value)
     assert two.run(sys.exit, 0) == [None, None]
 
 
@@ -125,7 +125,7 @@ def test_a_crash_is_an_error_that_says_where_the_thread_was_that_crashed(two: Cl
         with pytest.raises(ProgramFailed) as caught:
             two.run(crash, in_a_thread)
         first, _, stack = str(caught.value).partition("\nPython's stack there:\n")
-        assert "ended with signal 6 instead" in first
+        assert "ended with signal 6." in first
         assert stack.startswith("Aborted\n  File ")
         assert stack.rstrip().endswith("os.abort()")
         assert "emulate" not in stack.replace("tests/emulate", "")
@@ -230,7 +230,7 @@ def test_a_result_that_cannot_be_made_again_here_is_said_to_be(two: Cluster) -> 
     with pytest.raises(ProgramFailed) as caught:
         two.run(lambda: Once(1))
     assert caught.value.host == 0
-    said = r"What a function returns must be known to the process that asked for it\. Received: TypeError: .*'number', "
+    said = r"The process that calls a function must be able to unpickle what it returns\. Received: TypeError: .*'number', "
     assert re.fullmatch(
         rf"{said}of what host 0 returned\. Return numbers, NumPy arrays and containers of them\.", str(caught.value)
     )
@@ -240,9 +240,9 @@ def test_arguments_that_cannot_be_made_again_on_a_host_are_not_the_functions_fau
     with pytest.raises(ProgramFailed) as caught:
         two.run(lambda one: None, Once(1))
     assert str(caught.value).startswith(
-        "A function and its arguments must be made again on each host, as numbers, NumPy arrays"
+        "A host must be able to unpickle a function and its arguments, as it can numbers, NumPy arrays"
     )
-    assert "before it is called. Received: TypeError on host" in str(caught.value)
+    assert "before it calls it. Received: TypeError on host" in str(caught.value)
 
 
 def test_a_cluster_that_was_left_says_so(preload: Preload) -> None:

@@ -129,10 +129,10 @@ def test_on_this_machine_s_network_everybody_reaches_the_ports_and_the_user_is_t
     assert "127.0.0.1" in ask_stranger("the same user", launch, network="host")["reached"]
     [note] = run("2x1", lambda context: None, network="host").notes
     assert note == (
-        "The hosts share this machine's network: it was asked for. Each port is held from when it is chosen until the run "
-        "ends, so that runs do not collide. Nothing else protects it: a TensorFlow server listens on all interfaces and "
-        "authenticates nobody, so for as long as a run lasts whoever reaches this machine can execute operations, and read "
-        "and write files, as its user."
+        "The hosts share this machine's network: it was asked for. Ports are reserved until the run ends, so that runs "
+        "do not collide. Nothing else protects them: TensorFlow's servers listen on all interfaces and have no "
+        "authentication. During the run, anyone who can reach this machine can run operations, and read and write files, as "
+        "its user."
     )
 
 
@@ -154,7 +154,7 @@ def test_what_protects_the_ports_is_described(monkeypatch: pytest.MonkeyPatch) -
         "faults_of_links": {"available": False, "why": "/dev/net/tun: Permission denied"},
     }
     monkeypatch.setattr(module, lambda: Capability(None, "Operation not permitted", ""))
-    assert "authenticates nobody" in describe_isolation()["own_network"]["ports"]
+    assert "have no authentication" in describe_isolation()["own_network"]["ports"]
 
 
 def test_ports_that_are_held_are_given_to_nobody_else_however_many_ask_at_once() -> None:
@@ -225,7 +225,7 @@ def test_where_namespaces_are_refused_clusters_run_side_by_side_and_say_once_wha
         out, err = (text.decode() for text in process.communicate())
         assert process.returncode == 0, err
         assert out.count("total 2.0") == 2
-        assert err.count("authenticates nobody") == 1
+        assert err.count("have no authentication") == 1
         assert "the system refuses them one of their own (" in err
 
 

@@ -86,7 +86,7 @@ def test_an_optimizer_and_a_loop_inside_a_traced_function_work(run: Hosts, all_r
     assert one_host == pytest.approx([two_hosts[0][1]] * 2, rel=1e-5)
 
 
-IN_A_BRANCH, INT32, BFLOAT16 = "called in a condition or a loop", "datatype DT_INT32", "datatype DT_BFLOAT16"
+IN_A_BRANCH, INT32, BFLOAT16 = "inside of a condition or a loop", "datatype DT_INT32", "datatype DT_BFLOAT16"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_command_ends_with_5_and_says_what_is_lacking(arguments: tuple[str, ..
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 5
     assert done.stdout == ""
-    assert "GPUs that TensorFlow can use must be there. Received: device='gpu' for " in done.stderr
+    assert "--device gpu needs GPUs that TensorFlow can use. Received: device='gpu' for " in done.stderr
     assert "2x2 (4 devices), and " in done.stderr
     assert "Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has." in done.stderr
 
@@ -40,7 +40,7 @@ def test_a_command_ends_with_5_and_says_what_is_lacking(arguments: tuple[str, ..
 def test_python_raises_the_same(use: Callable[[str], Any]) -> None:
     with pytest.raises(Unavailable, match=r"Received: device='gpu' for 1x[24] \([24] devices\), and "):
         use("gpu")
-    with pytest.raises(UsageError, match=r"What computes is one of cpu, gpu, auto\. Received: device='tpu'"):
+    with pytest.raises(UsageError, match=r"device must be one of cpu, gpu, auto\. Received: device='tpu'"):
         use("tpu")
 
 

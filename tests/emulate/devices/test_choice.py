@@ -26,7 +26,7 @@ def test_the_cpu_is_taken_without_asking_for_gpus() -> None:
 
 
 def test_another_word_is_wrong_use() -> None:
-    with pytest.raises(UsageError, match=r"one of cpu, gpu, auto\. Received: device='tpu'\. Choose one of them\."):
+    with pytest.raises(UsageError, match=r"one of cpu, gpu, auto\. Received: device='tpu'\."):
         choose_device("tpu", [ONE])
 
 
@@ -34,8 +34,8 @@ def test_gpus_on_a_machine_without_any_are_unavailable_with_the_numbers() -> Non
     with pytest.raises(Unavailable) as caught:
         decide("gpu", [FOUR, ONE], NONE, sees(0))
     assert str(caught.value) == (
-        "GPUs that TensorFlow can use must be there. Received: device='gpu' for 2x2 (4 devices), 1x1 (1 device), and no NVIDIA "
-        "driver answers: not found. Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
+        "--device gpu needs GPUs that TensorFlow can use. Received: device='gpu' for 2x2 (4 devices), 1x1 (1 device), and no "
+        "NVIDIA driver answers: not found. Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
     )
 
 
@@ -69,7 +69,7 @@ def test_a_tensorflow_that_cannot_be_asked_is_named() -> None:
 def test_enough_gpus_are_taken() -> None:
     assert decide("gpu", [FOUR], gpus(4), sees(4)) == DeviceChoice("gpu")
     assert decide("auto", [FOUR, ONE], gpus(4), sees(4)) == DeviceChoice(
-        "gpu", "device auto: this machine's GPUs compute, it has 4."
+        "gpu", "--device auto chose this machine's GPUs: it has 4."
     )
 
 
@@ -86,7 +86,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> Inventory:
 def test_gpus_that_other_programs_fill_are_not_taken(filled: Inventory) -> None:
     assert choose_device("auto", [FOUR]) == DeviceChoice(
         "cpu",
-        "device auto: the CPU computes, because 2x2 has 4 devices, and there are 0 GPUs of 4 with 80% of the memory free.",
+        "--device auto chose the CPU, because 2x2 has 4 devices, and there are 0 GPUs of 4 with 80% of the memory free.",
     )
     with pytest.raises(Unavailable, match="H100 with 600 MiB free"):
         choose_device("gpu", [FOUR])
@@ -103,7 +103,7 @@ def test_too_few_gpus_are_sliced_only_when_they_are_asked_for() -> None:
     assert decide("gpu", [FOUR], gpus(1), sees(1)) == DeviceChoice("gpu")
     assert decide("auto", [ONE, FOUR], gpus(1), sees(1)) == DeviceChoice(
         "cpu",
-        "device auto: the CPU computes, because 2x2 has 4 devices, and there is 1 GPU (--device gpu takes and splits what "
+        "--device auto chose the CPU, because 2x2 has 4 devices, and there is 1 GPU (--device gpu takes and splits what "
         "there is).",
     )
 
@@ -113,7 +113,7 @@ def test_auto_leaves_gpus_to_others_who_have_more_than_a_fifth_of_the_memory() -
     assert decide("auto", [Topology(1, 2)], gpus(2, free=total * 8 // 10), sees(2)).kind == "gpu"
     assert decide("auto", [Topology(1, 2)], gpus(2, free=total * 8 // 10 - 1), sees(2)) == DeviceChoice(
         "cpu",
-        "device auto: the CPU computes, because 1x2 has 2 devices, and there are 0 GPUs of 2 with 80% of the memory free "
+        "--device auto chose the CPU, because 1x2 has 2 devices, and there are 0 GPUs of 2 with 80% of the memory free "
         "(--device gpu takes and splits what there is).",
     )
 
@@ -128,14 +128,14 @@ def test_auto_says_why_mig_instances_do_not_suffice() -> None:
 def test_gpus_that_are_left_out_are_named_whatever_computes() -> None:
     machine = replace(gpus(1), left_out=("GPU 3 (lost)",))
     assert decide("auto", [ONE], machine, sees(1)).why == (
-        "device auto: this machine's GPUs compute, it has 1; left out: GPU 3 (lost)."
+        "--device auto chose this machine's GPUs: it has 1; left out: GPU 3 (lost)."
     )
     assert decide("auto", [FOUR], machine, sees(1)).why.endswith("; left out: GPU 3 (lost).")
     with pytest.raises(Unavailable, match=r"TensorFlow sees 0 of them \(install .*\); left out: GPU 3 \(lost\)\. Use"):
         decide("gpu", [ONE], machine, sees(0))
     none = Inventory((), "570.1", "no GPU can be used: GPU 3 (lost)", ("GPU 3 (lost)",))
     assert decide("auto", [ONE], none, sees(0)).why == (
-        "device auto: the CPU computes, because no GPU can be used: GPU 3 (lost)."
+        "--device auto chose the CPU, because no GPU can be used: GPU 3 (lost)."
     )
 
 

@@ -157,7 +157,7 @@ def test_a_fault_that_never_came_to_pass_is_an_error() -> None:
     with pytest.raises(UsageError) as caught:
         check_fired([kill], [])
     assert str(caught.value) == (
-        "A fault must happen. Received: fault='kill:host=1,step=50', which did not: the program ended before "
+        "A fault must happen. Received: fault='kill:host=1,step=50', which did not happen: the program ended before "
         "(gpudist counts the steps of optimizers of Keras and TensorFlow). Use an earlier step or another phase."
     )
 

@@ -159,4 +159,4 @@ def test_a_certificate_lets_the_same_training_pass_on_the_cluster_and_stops_any_
     for stage, args in (("gradient", (seed, "wrong", data_seed, dropout)), ("start", ("2", *RIGHT[1:]))):
         code, output = launched(*args)
         assert code == 3, output
-        assert f"Step 0 must be the one that was certified. Received: stage='{stage}'" in output, output
+        assert f"Step 0 differs from the certificate. Received: stage='{stage}'" in output, output

@@ -284,7 +284,7 @@ def test_arguments_that_cannot_be_made_again_on_a_host_are_said_to_be(pool: Pool
     with pool.lease("1x1") as lease:
         [result] = lease.run(lambda context, one: None, Once(1))
     assert result.error is not None
-    assert result.error.message.startswith("A job and its arguments must be made again on each host, as numbers, NumPy")
+    assert result.error.message.startswith("A host must be able to unpickle a job and its arguments, as it can numbers, NumPy")
 
 
 def test_an_event_that_does_not_say_what_it_is_is_refused(pool: Pool) -> None:

@@ -70,7 +70,7 @@ def test_a_unit_on_the_other_side_of_its_kink_is_no_divergence(tmp_path: Path) -
     assert alone.exceeding
     confirmed = runs(tmp_path / "confirmed", problem, fallen, 4)
     assert not confirmed.exceeding
-    assert "kink" in confirmed.notes[0]
+    assert "switch single units of a ReLU" in confirmed.notes[0]
 
 
 @pytest.mark.parametrize("optimizer", [Sgd, Adam])

@@ -96,7 +96,7 @@ def test_a_damaged_trace_is_named_with_what_is_wrong_and_what_to_do(tmp_path: Pa
     with pytest.raises(UsageError) as refused:
         compare_traces(reference, topology)
     text = str(refused.value)
-    assert text.startswith(f"A trace must be as it was recorded. Received: trace='{folder}', which is not (")
+    assert text.startswith(f"A trace must not be damaged. Received: trace='{folder}' (")
     assert re.search(told, text)
     assert text.endswith("Copy the whole folder again, or record it anew with `gpudist verify PROGRAM --traces DIR`.")
 

@@ -73,10 +73,10 @@ def test_a_fault_after_the_step_at_which_runs_are_held_is_told_so(folder: Folder
     told = recovery([life(folder)], [0], (Kill(host=1, step=21), Kill(host=1, step=20)))
     held, ended = told.missed
     assert held == (
-        "A fault must happen. Received: fault='kill:host=1,step=21', which did not: gpudist stops every run after step 20. "
-        "Use --steps 21 or more, or --steps all."
+        "A fault must happen. Received: fault='kill:host=1,step=21', which did not happen: gpudist stops every run after step "
+        "20. Use --steps 21 or more, or --steps all."
     )
-    assert "fault='kill:host=1,step=20', which did not: the program ended before" in ended
+    assert "fault='kill:host=1,step=20', which did not happen: the program ended before" in ended
 
 
 def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_another(folder: Folder) -> None:

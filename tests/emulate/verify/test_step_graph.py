@@ -39,6 +39,7 @@ def told(reference: dict[str, Any], *events: dict[str, Any], number: int = 2, **
 
 
 SAME = "The step does not depend on the number of replicas"
+EXCEPT = "The graph of the step is the same on one device and on 2 replicas, except in"
 EVERYWHERE = f"{SAME}: its graph is the same on one device and on each of 2 replicas"
 
 
@@ -54,10 +55,10 @@ def test_equal_graphs_do_not_depend_on_the_number_of_replicas() -> None:
         ([24, 48], [48, 48], f"{EVERYWHERE}, apart from the number of examples."),  # of 24 and of 48 examples
         ([0.0] * 4, [0.0], f"{EVERYWHERE}, apart from the number of examples."),
         (40, 80, f"{EVERYWHERE}, apart from the number of examples."),
-        (0.5, 1.0, f"{SAME} except in train.py:13 (RealDiv: 0.5 on 2 replicas, 1 on one device)."),
-        (2.0, 1.0, f"{SAME} except in train.py:13 (RealDiv: 2 on 2 replicas, 1 on one device)."),
-        (8.0, "inf", f"{SAME} except in train.py:13 (RealDiv)."),
-        ("digest", "another", f"{SAME} except in train.py:13 (RealDiv)."),
+        (0.5, 1.0, f"{EXCEPT} train.py:13 (RealDiv: 0.5 on 2 replicas, 1 on one device)."),
+        (2.0, 1.0, f"{EXCEPT} train.py:13 (RealDiv: 2 on 2 replicas, 1 on one device)."),
+        (8.0, "inf", f"{EXCEPT} train.py:13 (RealDiv)."),
+        ("digest", "another", f"{EXCEPT} train.py:13 (RealDiv)."),
     ],
 )
 def test_a_constant_may_depend_on_the_number_of_examples_alone(ours: Any, theirs: Any, text: str) -> None:
@@ -77,7 +78,7 @@ def test_an_operation_that_one_graph_has_alone_is_named_with_its_line() -> None:
     *forward, backward = graph(0)["operations"]
     scaled = [*forward, ["Mul", "e", [[3, 0], [3]]], backward]
     found = told(graph(0), graph(0, 1, operations=scaled))
-    assert found.text == f"{SAME} except in train.py:13 (Mul only on 2 replicas)."
+    assert found.text == f"{EXCEPT} train.py:13 (Mul only on 2 replicas)."
     other = told(graph(0), graph(0), graph(1, operations=scaled))
     assert other.text == (
         "The step is not the same on all replicas: replica 1 differs from replica 0 in train.py:13 (Mul only on replica 1)."
@@ -95,7 +96,7 @@ def test_the_same_tensor_must_be_taken_in_both_graphs() -> None:
     leaves = [*graph(0)["leaves"], ["resource", None]]
     alone, replica = ({**graph(number, operations=made), "leaves": leaves} for number, made in ((0, another), (0, twice)))
     found = told(alone, replica | {"replicas": [0, 1]})
-    assert found.text == f"{SAME} except in train.py:11 (MatMul)."
+    assert found.text == f"{EXCEPT} train.py:11 (MatMul)."
 
 
 def test_another_order_of_equal_operations_is_no_difference() -> None:
