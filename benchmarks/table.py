@@ -12,7 +12,7 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 WHAT = {
-    "cluster_4x1_vs_fresh": "First completed all-reduce on `4x1`, pre-loaded parent up: times faster",
+    "cluster_4x1_vs_fresh": "First all-reduce of a new `4x1` cluster, TensorFlow already imported: times faster",
     "cluster_4x1_vs_multi_process_runner": "The same all-reduce: times faster",
     "cluster_4x1_cold_minus_fresh": "The same cold, parent included: seconds more",
     "cluster_4x1_memory": "Memory of a `4x1` cluster, parent included: ratio",

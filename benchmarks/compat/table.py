@@ -14,7 +14,7 @@ RESULTS = HERE / "results.json"
 TABLE = HERE.parents[1] / "docs" / "compat_table.md"
 _PROGRAMS = "tests/compat/programs.py"
 _MARK = "<!-- Made by `make compat`: do not edit. -->\n"
-_HEAD = f"""{_MARK}| TensorFlow | Keras | Python | Programs as expected | Tests passed |
+_HEAD = f"""{_MARK}| TensorFlow | Keras | Python | Programs with the expected verdict | Tests passed |
 |---|---|---|---|---|
 """
 
