@@ -51,6 +51,7 @@ BY_PYTHON = "tf.reduce_sum(errors if tf.get_static_value(number) == 0 else tf.ab
 IN_A_FUNCTION = "tf.function(tf.reduce_sum)(errors) / BATCH"
 LINE = 1 + next(number for number, line in enumerate(PROGRAM.splitlines()) if "LOSS" in line)
 SAME = "The step does not depend on the number of replicas"
+EXCEPT = "The graph of the step is the same on one device and on {} replicas, except in"
 
 
 def _step(loss: str, topology: str, folder: Path, preload: Preload) -> tuple[Run, str]:
@@ -72,8 +73,8 @@ def _step(loss: str, topology: str, folder: Path, preload: Preload) -> tuple[Run
         (OF_BATCH, "1x16", f"{SAME}: its graph is the same on one device and on each of 16 replicas, apart from", []),
         (WITH_NUMBER, "1x2", f"and the number of the replica in line {LINE}.", [LINE]),
         (WITH_NUMBER, "1x16", f"and the number of the replica in line {LINE}.", [LINE]),
-        (OF_REPLICA, "1x2", f"{SAME} except in line {LINE} (RealDiv: 2 on 2 replicas, 1 on one device).", [LINE]),
-        (OF_REPLICA, "1x16", f"{SAME} except in line {LINE} (RealDiv: 16 on 16 replicas, 1 on one device).", [LINE]),
+        (OF_REPLICA, "1x2", f"{EXCEPT.format(2)} line {LINE} (RealDiv: 2 on 2 replicas, 1 on one device).", [LINE]),
+        (OF_REPLICA, "1x16", f"{EXCEPT.format(16)} line {LINE} (RealDiv: 16 on 16 replicas, 1 on one device).", [LINE]),
         (
             BY_PYTHON,
             "1x2",
