@@ -104,7 +104,7 @@ def test_a_fault_that_never_comes_to_pass_is_told(preload: Preload) -> None:
     [run] = verify("checkpoints.py", preload, "kill:host=0,step=200").runs
     assert run.verdict == "unverified"
     (told,) = [text for text in run.not_compared if "A fault must happen. Received: fault='kill:host=0,step=200'" in text]
-    assert told.endswith("which did not: the program has only 12 steps. Name one of them.")
+    assert told.endswith("which did not happen: the program has only 12 steps. Use a step up to 12.")
     assert not run.faults[0].fired
 
 
