@@ -65,18 +65,9 @@ def _run(python: Path, pair: Pair, args: list[str], *, keep_passed: bool) -> int
         LEGACY: str(int(pair.is_legacy)),
     }
     options = ("-n", "0", "-m", "not slow", "-p", "benchmarks.compat.record", "--timeout", str(_LONGEST_SECONDS))
+    tests = (PROGRAMS, *PLUGIN_TESTS, *(() if pair.is_legacy else KERAS_3_TESTS))
     return subprocess.run(
-        [
-            str(python),
-            "-m",
-            "pytest",
-            "-q",
-            *options,
-            PROGRAMS,
-            *PLUGIN_TESTS,
-            *(() if pair.is_legacy else KERAS_3_TESTS),
-            *args,
-        ],
+        [str(python), "-m", "pytest", "-q", *options, *tests, *args],
         cwd=environment.ROOT,
         env={**os.environ, **told},
         check=False,

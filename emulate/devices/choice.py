@@ -110,7 +110,7 @@ def check_device(device: str) -> None:
         UsageError: When it is none of `DEVICES`.
     """
     if device not in DEVICES:
-        raise UsageError(f"device must be one of {', '.join(DEVICES)}. Received: device={device!r}.")
+        raise UsageError(f"device must be one of {', '.join(DEVICES)}. Received: device={device!r}. Choose one of them.")
 
 
 def decide(

@@ -24,15 +24,22 @@ _BY_NUMBER = "If the step takes its examples itself"
 
 
 def _apart(case: Case) -> Ledger | None:
-    """Return the ledger if examples differ; None if the program's data do not repeat, or hosts number words differently."""
+    """Return the ledger if examples differ and no earlier cause says why.
+
+    None also if the program's data do not repeat, or hosts number words differently.
+    """
     ledger = case.ledger
     unusable = ledger is None or ledger.grows or ledger.first_apart is None or tables_apart(case)
-    return None if unusable or case.has("unseeded-randomness") or case.has("replicas-missing") else ledger
+    return None if unusable or any(map(case.has, _EXPLAIN_EXAMPLES)) else ledger
+
+
+_EXPLAIN_EXAMPLES = ("unseeded-randomness", "replicas-missing", "accumulation", "batch-size")
+"""Causes that are looked for before the following ones, and that leave nothing to them."""
 
 
 def _search_batches(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or case.has(COUNTED.code):
+    if ledger is None:
         return None
     if ledger.times_as_small > 1:
         return _divided(case, ledger)
@@ -47,10 +54,6 @@ def _search_batches(case: Case) -> Sign | None:
             f"{ledger.rows_in_all[0]} in {len(ledger.topology)}"
         ),
     )
-
-
-def _has_other_sizes(case: Case) -> bool:
-    return case.has(BATCH_SIZE.code) or case.has(COUNTED.code)
 
 
 def _divided(case: Case, ledger: Ledger) -> Sign:
@@ -100,8 +103,8 @@ _COUNTED = "If an update is made after too few batches"
 def _search_repeated(case: Case) -> Sign | None:
     ledger = _apart(case)
     if ledger is None:
-        return _alike(case) if case.ledger is None and not _has_other_sizes(case) else None
-    if _has_other_sizes(case) or _moved(ledger) or ledger.left_out or ledger.draws_others:
+        return _alike(case) if case.ledger is None else None
+    if _moved(ledger) or ledger.left_out or ledger.draws_others:
         return None
     if ledger.shared_by_hosts:
         return Sign(
@@ -179,7 +182,7 @@ def _shared(ledger: Ledger) -> Sign:
 
 def _search_missing(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or _has_other_sizes(case):
+    if ledger is None:
         return None
     if (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
@@ -240,7 +243,7 @@ def _search_reordered(case: Case) -> Sign | None:
             _seen(ledger),
             [_AHEAD_IN_FIT, _AHEAD] if case.facts.compiled else _AHEAD,
         )
-    if ledger is not None and ledger.draws_others and not _has_other_sizes(case):
+    if ledger is not None and ledger.draws_others:
         return Sign(
             (
                 f"From step {ledger.first_apart} on other examples are chosen than on one device. The choice depends on "
@@ -252,7 +255,7 @@ def _search_reordered(case: Case) -> Sign | None:
             ),
             _OF_ALL_REPLICAS,
         )
-    if ledger is None or ledger.repeated_in_step or case.has(MISSING.code) or ledger.lost > 0 or _has_other_sizes(case):
+    if ledger is None or ledger.repeated_in_step or case.has(MISSING.code) or ledger.lost > 0:
         return None
     if ledger.shared_by_hosts:
         return None

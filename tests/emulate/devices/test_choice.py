@@ -26,7 +26,7 @@ def test_the_cpu_is_taken_without_asking_for_gpus() -> None:
 
 
 def test_another_word_is_wrong_use() -> None:
-    with pytest.raises(UsageError, match=r"one of cpu, gpu, auto\. Received: device='tpu'\."):
+    with pytest.raises(UsageError, match=r"one of cpu, gpu, auto\. Received: device='tpu'\. Choose one of them\."):
         choose_device("tpu", [ONE])
 
 
