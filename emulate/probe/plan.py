@@ -30,6 +30,8 @@ class Replay:
             does with gradients by itself (a sum over replicas, clipping, an update) it does once, with all of them.
         regrouped: Each share gets rows of all replicas, as many as its own.
         backwards: The last share comes first.
+        by_loss: What is recorded for each share is the gradient of its own loss alone, through all shares that a sum over the
+            replicas joins. This is evaluated; a program cannot be run so.
         numbered: A program that asks for the replica's number is told, for each share, that of the share's first replica.
         told: How many replicas the program is told that there are: what it divides by their number it divides here too.
         batch_of: How many replicas the program is told to have a batch of: what it multiplies by their number is as large
@@ -45,6 +47,7 @@ class Replay:
     taped: bool = False
     regrouped: bool = False
     backwards: bool = False
+    by_loss: bool = False
     numbered: bool = False
     told: int = 1
     batch_of: int = 1
@@ -61,7 +64,7 @@ class Replay:
         """Return the replay whose functions do the steps of this one on other rows."""
         if self.taped or self.numbered or self.part:
             return self
-        return replace(self, shares=1, summed=False, regrouped=False, backwards=False)
+        return replace(self, shares=1, summed=False, regrouped=False, backwards=False, by_loss=False)
 
     @property
     def of_a_share(self) -> Replay:

@@ -52,7 +52,7 @@ _TRAIN_STEPS = "gpudist_core.steps.train"
 _LISTS = """
 batchnorm regularized dropout clipped_by apply_only taping repeated constants cached drawing of_first shared bfloat16 float16
 distributed casts values_added"""
-_FLAGS = "asynchronous gathers joins numbered own_draws compiled train_steps own_train_step mirrored_metrics"
+_FLAGS = "asynchronous gathers joins joins_gradients numbered own_draws compiled train_steps own_train_step mirrored_metrics"
 """Names of facts, in lists and as flags."""
 
 

@@ -118,9 +118,10 @@ def _see_values(probe: Probe, body: Any, value: Any) -> None:
 
 
 def _see_reductions(probe: Probe) -> None:
-    """Keep the tapes' gradients for a step that sums them itself and passes equal ones to the optimizer on every replica.
+    """See what replicas add up, which an evaluation of their shares adds up in the same way.
 
-    What it adds up before it takes gradients may be what the loss is made of (statistics of all rows).
+    Keep the tapes' gradients for a step that sums them itself and passes equal ones to the optimizer on every replica. What it
+    adds up before it takes gradients may be what the loss is made of (statistics of all rows).
     """
     import tensorflow as tf
 
@@ -129,13 +130,16 @@ def _see_reductions(probe: Probe) -> None:
     @functools.wraps(original)
     def all_reduce(self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
-        if body is not None and not (body.taped or body.layer_depth):
+        if body is None:
+            return original(self, reduce_op, value, *args, **kwargs)
+        probe.facts["joins_gradients"] = probe.facts["joins_gradients"] or body.taped
+        if not (body.taped or body.layer_depth):
             probe.facts["joins"] = probe.facts["joins"] or any(map(_is_of_numbers, tf.nest.flatten(value)))
-        if body is not None and body.tape:
+        if body.tape:
             _see_values(probe, body, value)
             ids = {id(gradient) for gradient in body.taken().values()}
             body.reduces = body.reduces or any(id(tensor) in ids for tensor in tf.nest.flatten(value))
-        return original(self, reduce_op, value, *args, **kwargs)
+        return probe.functions.reduced(functools.partial(original, self), body.taped, reduce_op, value, *args, **kwargs)
 
     tf.distribute.ReplicaContext.all_reduce = all_reduce
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from emulate.probe import SYNCHRONIZED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import explain, fit_parts
-from emulate.verify.compare import Comparison, Point, compare
+from emulate.verify.compare import Comparison, Point, compare, explains_up_to
 from emulate.verify.confirmed import Rerun, confirmed
 from emulate.verify.facts import Facts
 from emulate.verify.fit import Explanation, Fit
@@ -28,6 +29,8 @@ RATE = "rate-times-"
 """Before a number: what is asked for is the reference with so many times the learning rate."""
 BY_SHARE = "batchnorm-by-share"
 """The reference normalizes each replica's rows by themselves."""
+BY_LOSS = "by-loss"
+"""The gradients of each replica's loss alone, which pass through all replicas, on one device."""
 _ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 
 
@@ -310,8 +313,21 @@ class Case:
     def explanation(self) -> Explanation:
         """Return the explanation of the base's gradients."""
         if self._explanation is None:
-            self._explanation = explain(self.base)
+            found = explain(self.base)
+            is_open = found.unexplained and self.facts.joins_gradients
+            self._explanation = self._explained_by_loss(found) if is_open else found
         return self._explanation
+
+    def _explained_by_loss(self, found: Explanation) -> Explanation:
+        """Explain gradients that pass from one replica to another, as those of synchronized normalization do.
+
+        A replica's local gradient is not that of its own loss then. One device can take each replica's loss alone.
+        """
+        again = self.switched(BY_LOSS, alone=True)
+        if again is None or not explains_up_to(again, found.unexplained[0][1], self.base):
+            return found
+        noisy = self.base.with_noise_of(again)  # a loss alone is a difference of gradients, which rounds more
+        return explain(replace(noisy, runs=replace(noisy.runs, topology=again.runs.reference)))
 
     @property
     def first_unexplained(self) -> int | None:

@@ -279,6 +279,25 @@ def compare_enough(reference: Trace, topology: Trace, noise: Sequence[Trace]) ->
     return compare(reference, topology, noise)
 
 
+def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:
+    """Return whether the gradients agree up to and in the step that differed before, and a difference would be visible."""
+    if again is None:
+        return False
+    onset = again.first_step("initial-weight", "gradient", "weight")
+    compared = any(p.step == step and p.measure.key.kind == "gradient" for p in again.points)
+    return compared and (onset is None or onset > step) and _would_show(again, before, step)
+
+
+def _would_show(again: Comparison, before: Comparison, step: int) -> bool:
+    """Return whether the clearest difference is more than rounding here."""
+    out = [p for p in before.exceeding if p.measure.key.kind in ("gradient", "weight") and p.step <= step]
+    if not out:
+        return True
+    clearest = max(out, key=lambda point: point.ratio).measure
+    floor = next((p.noise for p in again.points if (p.measure.key, p.step) == (clearest.key, clearest.step)), 0.0)
+    return clearest.non_finite or clearest.error > FACTOR * floor
+
+
 def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
     spreads: dict[Key, dict[int, float]] = {}
     scales: dict[Key, dict[int, float]] = {}

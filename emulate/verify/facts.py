@@ -25,6 +25,7 @@ _NAMES = (
     "shared",
     "values_added",
 )
+_FLAGS = ("asynchronous", "compiled", "train_steps", "gathers", "joins", "joins_gradients", "numbered", "own_draws")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Facts:
         values_added: Names of variables of whose sparse gradients a step adds up the values over the replicas without the rows.
         gathers: Whether a step gathers over the replicas.
         joins: Whether it adds up tensors over them before it takes gradients.
+        joins_gradients: Whether it adds up gradients over them itself, or those of such tensors.
         own_draws: Whether replicas draw for something else than rows, or gpudist_core draws for rows.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """
@@ -82,6 +84,7 @@ class Facts:
     train_steps: bool = False
     gathers: bool = False
     joins: bool = False
+    joins_gradients: bool = False
     own_draws: bool = False
     numbered: bool = False
 
@@ -96,7 +99,7 @@ class Facts:
                 for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
-                for name in ("asynchronous", "compiled", "train_steps", "gathers", "joins", "numbered", "own_draws"):
+                for name in _FLAGS:
                     merged[name] = merged.get(name, False) or bool(event.get(name))
         return cls(**merged)
 

@@ -15,7 +15,7 @@ from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share
 from emulate.program import Program, is_ours
 from emulate.topology import Topology
 from emulate.verify.arrays import aligned, norm
-from emulate.verify.case import BY_SHARE, RATE
+from emulate.verify.case import BY_LOSS, BY_SHARE, RATE
 from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare_enough
 from emulate.verify.compared_runs import complete
@@ -219,6 +219,7 @@ def _replays(number: int) -> dict[str, Replay]:
         "replay": Replay(Path()),
         "told": Replay(Path(), told=number),
         "batch-of": Replay(Path(), batch_of=number),
+        BY_LOSS: Replay(Path(), number, summed=True, by_loss=True, told=number),
         **apart,
         **{f"{name}-regrouped": replace(replay, regrouped=True) for name, replay in apart.items()},
         **{f"{name}-backwards": replace(replay, backwards=True) for name, replay in apart.items()},

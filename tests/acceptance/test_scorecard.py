@@ -32,6 +32,8 @@ SAMPLE = (
     "wrong_sharded_twice 2x1",
     "wrong_shuffled_per_host 2x1",
     "wrong_summed_twice_on_hosts 2x1",
+    "wrong_synchronized_pixels 1x4",
+    "wrong_synchronized_uneven_fit 1x4",
     "wrong_weight_decay_by_hand 1x4",
 )
 """The cheapest programs that together have `fit`, compiled and eager loops, one host and several, and tf_keras.

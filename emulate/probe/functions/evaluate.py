@@ -16,7 +16,9 @@ import numpy as np
 from emulate.probe.batch_norm import permutation, shares_of
 from emulate.probe.examples import joined
 from emulate.probe.following_gradients import Following
-from emulate.probe.functions.step_function import Fetched, Key, State, StepFunction, Values
+from emulate.probe.functions.joint import Key, Values
+from emulate.probe.functions.state import State
+from emulate.probe.functions.step_function import Fetched, StepFunction
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
@@ -82,7 +84,7 @@ class _Evaluation:
         for function, shares in self._batches():
             for record in self._step(function, shares):
                 recording.handle(record)
-                if record.kind == "step":
+                if record.kind == "step" and not record.about["replica"]:
                     self._follow_weights(function, record.about["optimizer"])
         recording.close("steps")
         _write_reports(self._source, writer, Trace(self._plan.trace))
@@ -153,18 +155,30 @@ class _Evaluation:
         """Make one step, and yield its records."""
         recorded: list[Values] = []
         given: list[Values] = []
+        by_loss: list[list[Values]] = []
         rows = shares[0] if len(shares) == 1 else {key: joined([share[key] for share in shares]) for key in shares[0]}
         for place, record in enumerate(function.records):
             with self._off_by_units(function, record):
-                own = self._joined(function.gradients(place, shares, given, rows))
+                if self._by_loss:
+                    by_loss.append([self._joined(v) for v in function.gradients_by_loss(place, shares, given, rows)])
+                    own = self._joined(by_loss[-1])
+                else:
+                    own = self._joined(function.gradients(place, shares, given, rows))
             changed = self._changed(record, own)
             recorded.append(changed[0])
             given.append(changed[1])
         results = function.update(shares, given, rows)
         after = [self._joined([of_share[place] for of_share in results]) for place in range(len(function.records))]
-        for record, before, updated in zip(function.records, recorded, after, strict=True):
-            values = {**{key: rows[key] for key in record.tensors if key[0] == "input"}, **before, **updated}
-            yield Record(record.kind, record.about, [(key, np.asarray(values[key])) for key in record.tensors])
+        for place, record in enumerate(function.records):
+            if self._by_loss and record.kind == "step":
+                for number, (share, own) in enumerate(zip(shares, by_loss[place], strict=True)):
+                    yield _made(record, share, own | after[place], record.about | {"replica": number})
+            else:
+                yield _made(record, rows, recorded[place] | after[place], record.about)
+
+    @property
+    def _by_loss(self) -> bool:
+        return self._plan.replay is not None and self._plan.replay.by_loss
 
     @contextlib.contextmanager
     def _off_by_units(self, function: StepFunction, record: Fetched) -> Iterator[None]:
@@ -249,6 +263,11 @@ class _Evaluation:
             raise NotReproduced(
                 f"relative difference of the first step's gradients: {(off / size) ** 0.5 if size else off:.2g}"
             )
+
+
+def _made(record: Fetched, rows: Mapping[Key, Array], values: Values, about: dict[str, Any]) -> Record:
+    known = {**{key: rows[key] for key in record.tensors if key[0] == "input"}, **values}
+    return Record(record.kind, about, [(key, np.asarray(known[key])) for key in record.tensors])
 
 
 def _write_reports(source: Trace, writer: TraceWriter, result: Trace) -> None:

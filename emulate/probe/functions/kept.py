@@ -18,7 +18,7 @@ import numpy as np
 from emulate import graph_functions
 from emulate.probe import upstream
 from emulate.probe.functions.files import folder_of, state_of
-from emulate.probe.functions.step_function import READS
+from emulate.probe.functions.parts import READS
 from emulate.probe.reports import averages
 
 _FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")
@@ -59,7 +59,7 @@ class Functions:
         self._valued: set[int] = set()
         self._unborn: dict[int, Any] = {}
         self._changes: list[tuple[Any, Any]] = []
-        self._reductions: list[tuple[Any, bool, list[Any], list[Any]]] = []
+        self._reductions: list[tuple[Any, dict[str, bool], list[Any], list[Any]]] = []
         self._notes_changes = True
 
     def see(self, kind: str, about: dict[str, Any], tensors: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
@@ -104,11 +104,14 @@ class Functions:
         args, kwargs = tf.nest.map_structure(own, (args, kwargs))
         return args, kwargs
 
-    def reduced(self, all_reduce: Callable[..., Any], reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def reduced(
+        self, all_reduce: Callable[..., Any], backward: bool, reduce_op: Any, value: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Sum a value over the replicas, and note its tensors before and after: on one device they would be the same.
 
         Args:
             all_reduce: TensorFlow's.
+            backward: Whether the value is a gradient, or computed from one.
             reduce_op: What it is given, as what follows.
             value: Tensors.
             *args: More of it.
@@ -125,7 +128,8 @@ class Functions:
         before = [tf.identity(tensor) for tensor in before]
         result = all_reduce(reduce_op, tf.nest.pack_sequence_as(value, before), *args, **kwargs)
         after = [tf.identity(tensor) for tensor in tf.nest.flatten(result)]
-        self._reductions.append((tf.compat.v1.get_default_graph(), averages(reduce_op), before, after))
+        how = {"averages": averages(reduce_op), "backward": backward}
+        self._reductions.append((tf.compat.v1.get_default_graph(), how, before, after))
         return tf.nest.pack_sequence_as(result, after)
 
     def _note_state(self, graph: Any) -> None:
@@ -235,8 +239,8 @@ class Functions:
         updates = [op.name for op in graph.get_operations() if op.name in names and _changed_by(op) & inner.keys()]
         entries = [[key, name, *_told(graph.get_tensor_by_name(name))[1:]] for name, key in whole.items()]
         reductions = [
-            {"averages": mean, "tensors": [[summand.name, *_told(total)] for summand, total in zip(before, after, strict=True)]}
-            for where, mean, before, after in self._reductions
+            {**how, "tensors": [[summand.name, *_told(total)] for summand, total in zip(before, after, strict=True)]}
+            for where, how, before, after in self._reductions
             if where is graph and all(tensor.op.name in names for tensor in after)
         ]
         return {"records": records, "captures": captures, "updates": updates, "whole": entries, "reductions": reductions}

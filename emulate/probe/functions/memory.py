@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from emulate.probe.functions.live_bytes import LiveBytes, highest
-from emulate.probe.functions.step_function import State, StepFunction
+from emulate.probe.functions.state import State
+from emulate.probe.functions.step_function import StepFunction
 
 Step = tuple[StepFunction, Sequence[Sequence[int]]]
 """A function, and the shapes of its examples."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from emulate.probe.functions.files import fixed_batches
 from emulate.probe.functions.memory import Step, step_memory
-from emulate.probe.functions.step_function import State, StepFunction
+from emulate.probe.functions.state import State
+from emulate.probe.functions.step_function import StepFunction
 from emulate.probe.trace import Trace
 
 Shapes = Sequence[Sequence[int]]

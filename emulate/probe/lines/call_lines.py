@@ -142,8 +142,6 @@ def _wrap_collectives(probe: Probe) -> None:
                 body.lines.call("sum", _name)
                 if _name == "all_reduce" and averages(args[0] if args else kwargs.get("reduce_op")):
                     body.lines.call("sum", "averages")
-            if body is not None and _name == "all_reduce":
-                return probe.functions.reduced(functools.partial(_original, self), *args, **kwargs)
             return _original(self, *args, **kwargs)
 
         setattr(cls, name, call)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.causes.replicas_apart import explains_up_to, is_possible, rebase_where_numbers_matter
-from emulate.verify.compare import Comparison
+from emulate.verify.causes.replicas_apart import is_possible, rebase_where_numbers_matter
+from emulate.verify.compare import Comparison, explains_up_to
 from emulate.verify.lines import made
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from emulate.verify.case import Case
 from emulate.verify.causes.variable_aggregation import is_assigned
-from emulate.verify.compare import Comparison
-from emulate.verify.noise import FACTOR
+from emulate.verify.compare import Comparison, explains_up_to
 
 NOTE = "gpudist compared gradients, weights and losses with one device that processes the replicas one after the other"
 
@@ -175,25 +174,6 @@ def explains_a_sum(case: Case, step: int) -> bool:
     ways = itertools.product(_SUMS, _of_first_alone(case))
     way = next((way for way in ways if explains_up_to(_apart(case, way[0], step, way[1]), step, case.base)), None)
     return way is not None and not _explains(case, f"{way[0]}-regrouped", step, way[1])
-
-
-def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:
-    """Return whether the gradients agree up to and in the step that differed before, and a difference would be visible."""
-    if again is None:
-        return False
-    onset = again.first_step("initial-weight", "gradient", "weight")
-    compared = any(p.step == step and p.measure.key.kind == "gradient" for p in again.points)
-    return compared and (onset is None or onset > step) and _would_show(again, before, step)
-
-
-def _would_show(again: Comparison, before: Comparison, step: int) -> bool:
-    """Return whether the clearest difference is more than rounding here."""
-    out = [p for p in before.exceeding if p.measure.key.kind in ("gradient", "weight") and p.step <= step]
-    if not out:
-        return True
-    clearest = max(out, key=lambda point: point.ratio).measure
-    floor = next((p.noise for p in again.points if (p.measure.key, p.step) == (clearest.key, clearest.step)), 0.0)
-    return clearest.non_finite or clearest.error > FACTOR * floor
 
 
 def _agreement(again: Comparison) -> str:

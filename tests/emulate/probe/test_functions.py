@@ -291,6 +291,90 @@ def test_shares_are_summed_where_a_step_sums_itself_and_counted_together_where_i
             assert np.allclose(step[0].gradients["Variable"].read(), 2 * one.gradients["Variable"].read(), atol=1e-6)
 
 
+def normalized(rows: Any, weights: list[Any], total: Callable[[Any], Any], part: slice = slice(None)) -> Any:
+    """The loss of a part of the rows after as many layers as weights, each of which takes the mean over all rows off."""
+    import tensorflow as tf
+
+    for weight in weights:
+        rows = tf.tanh(rows @ weight)
+        rows -= total(tf.reduce_sum(rows, 0)) / total(tf.cast(tf.shape(rows)[0], tf.float32))
+    return tf.reduce_mean(rows[part] ** 3)
+
+
+def synchronizes(layers: int) -> None:
+    """A last batch of five rows, layers that normalize over all of them, and a mean over the means of the replicas."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weights = [tf.Variable(initial, name=f"w{k}") for k, initial in enumerate(initial_weights(layers))]
+        moving = tf.Variable(tf.zeros([3]), trainable=False, aggregation=tf.VariableAggregation.MEAN)
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        optimizer.build(weights)
+
+    def total(value: Any) -> Any:
+        value = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+        moving.assign_add(tf.broadcast_to(value, [3]))
+        return value
+
+    @tf.function
+    def train(rows: Any) -> None:
+        def step(rows: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = normalized(rows, weights, total) / strategy.num_replicas_in_sync
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+        strategy.run(step, args=(rows,))
+
+    rows = tf.data.Dataset.from_tensor_slices(ROWS_TO_NORMALIZE)
+    for batch in strategy.experimental_distribute_dataset(rows.batch(8)):
+        train(batch)
+
+
+ROWS_TO_NORMALIZE = np.random.default_rng(0).normal(size=(13, 3)).astype("f4")
+
+
+def initial_weights(layers: int) -> list[Any]:
+    return list(np.random.default_rng(1).normal(size=(layers, 3, 3)).astype("f4"))
+
+
+@pytest.mark.parametrize("layers", [2, 12])  # deep networks add up more than a hundred times
+def test_the_gradients_of_each_replicas_loss_pass_through_all_replicas(
+    evaluated: Evaluated, tmp_path: Path, layers: int
+) -> None:
+    import tensorflow as tf
+
+    replay = Replay(tmp_path / "1x2", 2, summed=True, told=2, by_loss=True)
+    program = partial(synchronizes, layers)
+    _, found = evaluated(
+        program,
+        of={"replay": replay.of_all_rows},
+        beside="1x2",
+        replay=replay,
+        initial=tmp_path / "1x2",
+        follow=Follow(tmp_path / "1x2"),
+    )
+    assert found is not None
+    other = Trace(tmp_path / "1x2")
+    (name,) = other.optimizers
+    weights = [tf.constant(weight) for weight in initial_weights(layers)]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(weights)
+        rows = tf.constant(ROWS_TO_NORMALIZE[:8])
+        losses = [normalized(rows, weights, tf.identity, part) / 2 for part in (slice(0, 4), slice(4, 8))]
+    for replica, loss in enumerate(losses):
+        for k, expected in enumerate(tape.gradient(loss, weights)):
+            assert np.allclose(found.steps(name)[0][replica].gradients[f"w{k}"].read(), expected, atol=2e-6)
+    for ours, theirs in zip(found.steps(name), other.steps(name), strict=True):
+        assert [len(one.rows or ()) for one in ours.values()] == [len(one.rows or ()) for one in theirs.values()]
+        for tensor in theirs[0].gradients:
+            sums = [sum(one.gradients[tensor].read() for one in step.values()) for step in (ours, theirs)]
+            assert np.allclose(*sums, atol=2e-6)
+        assert ours[0].state
+        for ours_after, theirs_after in zip(ours[0].state.values(), theirs[0].state.values(), strict=True):
+            assert np.allclose(ours_after.array.read(), theirs_after.array.read(), atol=1e-5)
+
+
 def eager() -> None:
     assigning_loop(eager=True)
 

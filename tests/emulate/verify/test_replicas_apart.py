@@ -21,7 +21,13 @@ PARTS = np.random.default_rng(2).normal(size=(3, 4, 32)).astype("f4")
 
 
 def trained(
-    folder: Folder, locals_: Array, objective: float = 1.0, reported: float | None = None, *, repeats: bool = False
+    folder: Folder,
+    locals_: Array,
+    objective: float = 1.0,
+    reported: float | None = None,
+    *,
+    repeats: bool = False,
+    joins: bool = False,
 ) -> Trace:
     """A run with these local gradients: step, replica, element; several updates in a call or one."""
 
@@ -35,7 +41,7 @@ def trained(
             made.report("loss", "train/reduce", k, reported)
 
     made = folder.made(f"1x{locals_.shape[1]}")
-    made.event({"event": "program", "repeated": ["sgd"] if repeats else []})
+    made.event({"event": "program", "repeated": ["sgd"] if repeats else [], "joins_gradients": joins})
     return loop(made, step, weights=32)
 
 
@@ -103,6 +109,26 @@ def test_the_same_loss_with_other_gradients_was_changed_after_the_tape(folder: F
     found = judged(folder, "replicas-summed", PARTS.sum(axis=1, keepdims=True), objective=1.0)
     assert codes(found) == ["clip-before-reduce"]
     assert "clips or normalizes" in found.causes[0].summary
+
+
+@pytest.mark.parametrize(
+    ("joins", "by_loss", "found"),
+    [
+        (True, PARTS, ["local-normalization"]),
+        (True, 1.5 * PARTS, ["unexplained"]),  # it is not what the run had
+        (False, PARTS, ["unexplained"]),  # no gradient passes from one replica to another
+    ],
+)
+def test_where_gradients_pass_from_replica_to_replica_each_loss_alone_has_its_weight(
+    folder: Folder, joins: bool, by_loss: Array, found: list[str]
+) -> None:
+    passed = PARTS + np.random.default_rng(3).normal(size=(3, 1, 32)).astype("f4") * np.float32([[[1], [-1], [2], [-2]]])
+    weights = np.float32([1.5, 0.5, 1.2, 0.8])
+    whole = np.einsum("r,krw->kw", weights, PARTS)[:, None]
+    topology = trained(folder, passed, joins=joins)
+    again = Rerun(trained(folder, by_loss), topology)
+    case = Case(trained(folder, whole), topology, rerun=lambda asked: again if asked == "by-loss" else None)
+    assert codes(judge(case)) == found
 
 
 def test_what_the_replicas_rows_alone_do_not_explain_stays_unexplained(folder: Folder) -> None:
