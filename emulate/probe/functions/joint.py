@@ -76,7 +76,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Path:
+class Route:
     """Hold what leads to records of a step: a part before each sum over the replicas, and a last one.
 
     Attributes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from emulate.probe.functions.files import described, folder_of
-from emulate.probe.functions.joint import Key, Path, Reduction, Share, Values
+from emulate.probe.functions.joint import Key, Reduction, Route, Share, Values
 from emulate.probe.functions.parts import Parts
 from emulate.probe.functions.state import State
 
@@ -49,7 +49,7 @@ class StepFunction:
         state: Its variables.
     """
 
-    def __init__(self, trace: File, number: int, state: State) -> None:
+    def __init__(self, trace: Path, number: int, state: State) -> None:
         from tensorflow.core.framework import graph_pb2
 
         about = described(trace, number)
@@ -71,8 +71,8 @@ class StepFunction:
         self._rows = {key: name for record in self.records for key, name in record.tensors.items() if key[0] == "input"}
         self._captures, self._updates = about["captures"], about["updates"]
         self._state = state
-        self._paths: dict[tuple[int, tuple[str, ...], bool], Path] = {}
-        self._to_updates: dict[bool, Path] = {}
+        self._routes: dict[tuple[int, tuple[str, ...], bool], Route] = {}
+        self._to_updates: dict[bool, Route] = {}
         with np.load(folder / "constants.npz", allow_pickle=False) as values:
             constants = {int(place): values[place] for place in values.files}
         graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
@@ -99,10 +99,10 @@ class StepFunction:
         fixed = {self._rows[key]: shape for key, shape in zip(keys, shapes, strict=True)}
         self._specs |= {name: (self._specs[name][0], list(shape)) for name, shape in fixed.items()}
         if is_whole:
-            path = self._path((), self.records, (), (), self._updates)
+            route = self._route((), self.records, (), (), self._updates)
         else:
-            path = self._path(OF_THE_FORWARD_PASS, self.records, (), ())
-        return path.parts[0].function.get_concrete_function().graph
+            route = self._route(OF_THE_FORWARD_PASS, self.records, (), ())
+        return route.parts[0].function.get_concrete_function().graph
 
     @property
     def gradient_names(self) -> frozenset[str]:
@@ -127,8 +127,8 @@ class StepFunction:
         if not self.records[number].is_of_forward_pass:
             return [{} for _ in shares]
         named = self._named(given)
-        path = self._to_record(number, tuple(named), joins=len(shares) > 1)
-        return [made[0] for made in path.followed([self._share(rows, whole, named) for rows in shares])]
+        route = self._to_record(number, tuple(named), joins=len(shares) > 1)
+        return [made[0] for made in route.followed([self._share(rows, whole, named) for rows in shares])]
 
     def gradients_by_loss(
         self, number: int, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
@@ -148,8 +148,8 @@ class StepFunction:
             For each loss what each share gives; the sum over the shares is the gradient of that loss.
         """
         named = self._named(given)
-        path = self._to_record(number, tuple(named), joins=True)
-        by_loss = path.followed_by_loss([self._share(rows, whole, named) for rows in shares])
+        route = self._to_record(number, tuple(named), joins=True)
+        by_loss = route.followed_by_loss([self._share(rows, whole, named) for rows in shares])
         return [[made[0] for made in of_loss] for of_loss in by_loss]
 
     def update(
@@ -166,9 +166,9 @@ class StepFunction:
             Of each share the variables after the step and what it returns, by record. What each share makes of the same state
             becomes one by the mean, as far as they differ: moving averages.
         """
-        path = self._to_update(joins=len(shares) > 1)
+        route = self._to_update(joins=len(shares) > 1)
         each = [self._share(rows, whole, self._named(given)) for rows in shares]
-        results = path.followed(each)
+        results = route.followed(each)
         assigned = {number: _together([share.assigned[number] for share in each]) for number in each[0].assigned}
         self._state.assign(assigned)
         return results
@@ -193,36 +193,36 @@ class StepFunction:
     def _given_names(self, records: Sequence[Fetched]) -> list[str]:
         return list(dict.fromkeys(name for record in records for key, name in record.tensors.items() if key[0] in GIVEN))
 
-    def _to_record(self, number: int, given: tuple[str, ...], *, joins: bool) -> Path:
+    def _to_record(self, number: int, given: tuple[str, ...], *, joins: bool) -> Route:
         """Return what leads to what a record holds before its update."""
-        if (number, given, joins) not in self._paths:
+        if (number, given, joins) not in self._routes:
             reductions = self._reductions if joins else []
-            self._paths[number, given, joins] = self._path(
+            self._routes[number, given, joins] = self._route(
                 OF_THE_FORWARD_PASS, self.records[number : number + 1], given, reductions
             )
-        return self._paths[number, given, joins]
+        return self._routes[number, given, joins]
 
-    def _to_update(self, *, joins: bool) -> Path:
+    def _to_update(self, *, joins: bool) -> Route:
         """Return what leads from the gradients to what all records hold after their updates."""
         if joins not in self._to_updates:
             reductions = [reduction for reduction in self._reductions if joins and not reduction.backward]
             given = self._given_names(self.records)
-            self._to_updates[joins] = self._path(_AFTER, self.records, given, reductions, self._updates)
+            self._to_updates[joins] = self._route(_AFTER, self.records, given, reductions, self._updates)
         return self._to_updates[joins]
 
-    def _path(
+    def _route(
         self,
         kinds: Sequence[str],
         records: Sequence[Fetched],
         given: Sequence[str],
         reductions: Sequence[Reduction],
         updates: Sequence[str] = (),
-    ) -> Path:
+    ) -> Route:
         fetched = [{key: name for key, name in record.tensors.items() if key[0] in kinds} for record in records]
         groups = [*(reduction.before for reduction in reductions), [name for names in fetched for name in names.values()]]
         known = [*self._rows.values(), *self._whole, *given]
         parts = self._parts.in_turn(groups, known, [reduction.after for reduction in reductions], updates)
-        return Path(parts, reductions, fetched)
+        return Route(parts, reductions, fetched)
 
 
 def _together(values: Sequence[Any]) -> Any:
