@@ -83,7 +83,8 @@ def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_anothe
     told = recovery([steps(folder, range(5))], [1], (Preempt(host=0, step=5),))
     told = Recovery(told.lives, steps(folder, range(12)))
     assert outcome(told.reports()[0]) == (
-        "in step 5 (counted from 1), received SIGTERM and ended with exit code 0, so gpudist did not restart it, a different number of steps"
+        "in step 5 (counted from 1), received SIGTERM and ended with exit code 0, so gpudist did not restart it, "
+        "a different number of steps"
     )
     (found,) = find_causes(Case(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
