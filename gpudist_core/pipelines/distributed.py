@@ -111,7 +111,7 @@ class Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """Return the structure of a batch: a `tf.TensorSpec` with an unknown number of examples for each component."""
+        """Return the structure of a batch, with a `tf.TensorSpec` of an unknown number of examples for each component."""
         return batch_spec(self._rowwise.spec)
 
     @property

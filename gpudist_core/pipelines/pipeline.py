@@ -415,7 +415,7 @@ class Pipeline:
 
     @property
     def element_spec(self) -> Any:
-        """Return the structure of a batch: a `tf.TensorSpec` with an unknown number of examples for each component."""
+        """Return the structure of a batch, with a `tf.TensorSpec` of an unknown number of examples for each component."""
         return batch_spec(Rowwise(self._plan).spec)
 
     def state(self) -> dict[str, Any]:
