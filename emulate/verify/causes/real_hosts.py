@@ -81,7 +81,8 @@ def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) ->
     summary = f"Which examples a host takes, or their contents, {words.hangs}{where}."
 
     def evidence(number: int) -> str:
-        return f"{agrees_with(case, words.alike)}With {words.as_real}, {number} of the {len(others)} examples {of_later_hosts(case)}"
+        told = f"With {words.as_real}, {number} of the {len(others)} examples {of_later_hosts(case)}"
+        return f"{agrees_with(case, words.alike)}{told}"
 
     if len(common) >= _FEWEST and len(moved) >= _OTHER * len(common):
         return Sign(summary, f"{evidence(len(moved))} come from another host's share")
