@@ -78,7 +78,7 @@ class Distributed:
     """Iterate over the batches of a pipeline for the replicas of a strategy. Each iteration is the next epoch.
 
     Each element has the structure of a batch, with a `PerReplica` for each component (plain tensors with one replica). The
-    examples of the replicas, in order, are the global batch. A replica without examples gets tensors with 0 rows. After an
+    examples of the replicas, in order, are the global batch. A replica without examples gets tensors of length 0. After an
     early exit, the next iteration continues there. A new iteration ends the previous one.
 
     Args:

@@ -62,7 +62,7 @@ class TrainStep:
         optimizer: A Keras 3 optimizer, made in the strategy's scope. The step changes it in place: its clipping, weight decay,
             EMA and loss scale then act on the gradients of all replicas. An optimizer with `gradient_accumulation_steps` is
             refused; use `accumulate`.
-        per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. The step
+        per_example_loss: A function (y, y_pred) -> losses of shape (examples, ...), a `keras.losses.Loss` or its name. The step
             applies a mask on the model's output. With several outputs the function must apply their masks (a warning says so).
         clip_norm: The largest L2 norm of each variable's gradient.
         clip_global_norm: The largest L2 norm of all gradients together.
