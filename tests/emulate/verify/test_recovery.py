@@ -89,7 +89,7 @@ def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_anothe
     (found,) = find_causes(Case(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
     assert "no restart; sgd made 5 steps in all, 12 without the fault" in found.evidence
-    assert found.fix.startswith("Save, and end with another exit code than 0. Exit code 75 (EX_TEMPFAIL)")
+    assert found.fix.startswith("Save, and end with another exit code than 0. `gpudist launch --restarts` restarts")
 
 
 def test_an_update_that_differs_beside_an_equal_gradient_is_the_optimizers(folder: Folder) -> None:
