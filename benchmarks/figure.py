@@ -44,9 +44,10 @@ class Figure:
             "value": round(self.value, 4),
             "unit": self.unit,
             "goal": self.goal,
+            "at_least": self.at_least,
             "met": self.met,
-            "ours": round(self.ours, 5),
-            "theirs": round(self.theirs, 5),
+            "ours": float(f"{self.ours:.6g}"),  # an example of a pipeline takes microseconds
+            "theirs": float(f"{self.theirs:.6g}"),
             "of": self.of,
             "against": self.against,
         }

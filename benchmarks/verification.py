@@ -20,7 +20,9 @@ def figures() -> Iterator[Figure]:
         against = f"the program of {steps} steps run once in a fresh process"
         yield Figure(f"verify_{steps}_steps", ours / theirs, goal, False, ours, theirs, against)
     ours, theirs = _steps()
-    yield Figure("probed_step_1x4", ours / theirs, 1.15, False, ours, theirs, "the step unprobed, digits CNN, batch 256")
+    yield Figure(
+        "probed_step_1x4", ours / theirs, 1.15, False, ours, theirs, "the same step without recording, digits CNN, batch 256"
+    )
 
 
 def _verify(steps: int) -> float:

@@ -25,7 +25,7 @@ class Unavailable(GpudistError):
 
 
 class ByDesignWarning(UserWarning):
-    """Warn of a program that differs from one device only by design of tf.distribute (the verdict `by-design`)."""
+    """Warn of a program that differs from one device only by design of TensorFlow and Keras (the verdict `by-design`)."""
 
 
 class ProgramFailed(GpudistError):

@@ -87,7 +87,7 @@ class Topology:
 
     @property
     def num_stepping_hosts(self) -> int:
-        """Return how many hosts (the first ones) make the program's steps: with parameter servers only the chief.
+        """Return how many hosts (the first ones) make the program's steps. With parameter servers only the chief does.
 
         Virtual hosts are one process.
         """

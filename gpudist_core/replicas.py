@@ -87,7 +87,7 @@ def per_replica(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:
         values: One nested structure of tensors for each replica of this host, in the order of the replicas.
 
     Returns:
-        The same structure with a `PerReplica` in place of each tensor. With one replica: the tensors themselves.
+        The same structure with a `PerReplica` in place of each tensor. With one replica these are the tensors themselves.
 
     Raises:
         UsageError: If the number of values differs from the number of replicas.

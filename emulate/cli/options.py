@@ -80,7 +80,8 @@ VirtualOption = Annotated[
     bool,
     typer.Option(
         "--virtual",
-        help="Run all replicas one after the other in one process, without TensorFlow's collectives: 1x1024, say.",
+        help="Run all replicas one after the other in one process, without TensorFlow's collectives. "
+        "For large topologies, such as 1x1024.",
     ),
 ]
 NetworkOption = Annotated[
@@ -107,7 +108,7 @@ PrecisionOption = Annotated[
         "--precision",
         metavar=_choice(*PRECISIONS),
         autocompletion=completes(*PRECISIONS),
-        help="Float type of the program.",
+        help="Compute in this float type. float64 makes rounding errors smaller.",
     ),
 ]
 FaultOption = Annotated[

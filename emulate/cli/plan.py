@@ -36,7 +36,12 @@ def plan(
     module: options.ModuleOption = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="MACHINE", show_default=False, help="A machine of the catalogue, or your own TOML file."),
+        typer.Option(
+            "--on",
+            metavar="MACHINE",
+            show_default=False,
+            help="Required. A machine of the catalogue, such as p4d.24xlarge, or your own TOML file.",
+        ),
     ] = None,
     measured: Annotated[
         list[str],
@@ -76,13 +81,16 @@ def plan(
         str | None, typer.Option("--html", metavar="FILE", help="Also write the plan as an HTML page. Needs the extra 'html'.")
     ] = None,
 ) -> int:
-    """Forecast how fast, and for which price, PROGRAM trains on 1 to 100,000 GPUs of a machine."""
-    from emulate.plan import find_machine, make_forecast, parse_measured, parse_memory, parse_rate
+    """Forecast how fast, and at what price, PROGRAM trains on 1 to 100,000 GPUs of a machine."""
+    from emulate.plan import find_machine, machine_names, make_forecast, parse_measured, parse_memory, parse_rate
     from emulate.program import Program
     from emulate.report import show_plan, write_object, write_plan_html
 
     if on is None:
-        raise UsageError("--on must name a machine. Received: none. Example: gpudist plan train.py --on p4d.24xlarge.")
+        raise UsageError(
+            "--on must name a machine. Received: none. Example: gpudist plan train.py --on p4d.24xlarge. "
+            f"Machines: {', '.join(machine_names())}."
+        )
     machine, points = find_machine(on), parse_measured(measured)
     counts = None if gpus is None else [_count("--gpus", text) for text in gpus.split(",")]
     number = _count("--examples", examples)

@@ -38,7 +38,7 @@ _TOPOLOGY = typer.Option(
     "--topology",
     metavar="HxD",
     autocompletion=options.completes(*options.COMMON_TOPOLOGIES),
-    help="Number of hosts x devices on each host.",
+    help="Number of hosts x devices on each host, or HxD+Pps with P parameter servers.",
 )
 
 

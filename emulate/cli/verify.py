@@ -34,7 +34,7 @@ def verify(
             "--topology",
             metavar="HxD",
             autocompletion=options.completes(*options.COMMON_TOPOLOGIES),
-            help="Number of hosts x devices on each host. Repeatable. Default: 1x4.",
+            help="Number of hosts x devices on each host, or HxD+Pps with P parameter servers. Repeatable. Default: 1x4.",
         ),
     ] = [],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = "auto",
@@ -72,7 +72,8 @@ def verify(
         typer.Option(
             "--reference-arg",
             metavar="X",
-            help="Argument of the program in the run on one device alone, instead of ARGS: --num-gpus=1. Repeatable.",
+            help="Argument of the program in the reference run, such as --reference-arg=--num-gpus=1. It replaces ARGS there. "
+            "Repeatable.",
         ),
     ] = [],  # noqa: B006
     virtual: options.VirtualOption = False,
@@ -88,7 +89,8 @@ def verify(
         typer.Option(
             "--certificate",
             metavar="FILE",
-            help="If the same model is trained, write its first steps to this file, for gpudist_core.check in the real run.",
+            help="If the verdict is equivalent or by-design, write the first steps to this file, for gpudist_core.check in the "
+            "real run.",
         ),
     ] = None,
 ) -> int:

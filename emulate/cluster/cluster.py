@@ -124,7 +124,7 @@ class Cluster:
             **kwargs: Its keyword arguments.
 
         Returns:
-            One result per host in host order: the workers, or with parameter servers the chief, the workers, the servers.
+            One result per host, in host order. With parameter servers the order is the chief, the workers, the servers.
             Hosts that still serve when the chief has finished are ended, and their result is None.
 
         Raises:

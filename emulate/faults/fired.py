@@ -38,7 +38,7 @@ class Fired:
         who = "the links" if self.host is None else f"host {self.host}"
         if not isinstance(self.fault, AtStep):
             return f"{who} {how} (--fault {self.fault})"
-        return f"{who} {how} in step {self.step}, {self.fault.phase} (--fault {self.fault})"
+        return f"{who} {how} in its step {self.step} (counted from 1), {self.fault.phase} (--fault {self.fault})"
 
 
 _HOW = {

@@ -22,7 +22,7 @@ def parse(text: str | Fault) -> Fault:
         The fault.
 
     Raises:
-        UsageError: When it cannot be meant; the text says what to do.
+        UsageError: If the text is not a fault. The message says what is possible.
 
     Example:
         >>> parse("kill:host=1,step=5,phase=all-reduce")

@@ -144,7 +144,7 @@ class Preempt(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(AtStep):
-    """Slow the host down from a step on.
+    """Slow the host down in a step and in all later steps.
 
     Attributes:
         seconds: The extra time of each step, in seconds.
@@ -154,7 +154,7 @@ class Slow(AtStep):
     seconds: float | None = None
     factor: float | None = None
     kind = "slow"
-    meaning = "makes each step from this one on `seconds` longer, or `factor` times as long"
+    meaning = "makes this step and all later steps `seconds` longer, or `factor` times as long"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,13 +185,16 @@ class Disconnect(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class FillDisk(AtStep):
-    """Fill the host's disk: creating or extending a file fails with `No space left on device`.
+    """Fill the host's disk: opening a file for writing and creating a folder fail with `No space left on device`.
 
-    Files that are already open can still be written at their end. Reading still works.
+    Appending to a file that is already open still works. So does reading.
     """
 
     kind = "fill-disk"
-    meaning = "makes writes on the host fail with `No space left on device`"
+    meaning = (
+        "fills the disk of the host: opening a file for writing and creating a folder fail with `No space left on device`. "
+        "Appending to a file that is already open still works"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

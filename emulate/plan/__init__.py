@@ -3,7 +3,7 @@
 from emulate.plan.collectives import BandwidthTable, Ring, all_reduce_seconds
 from emulate.plan.forecast import Forecast, Row, make_forecast
 from emulate.plan.links import Between, Inside, parse_between, parse_inside
-from emulate.plan.machines import Machine, find_machine, machine_of
+from emulate.plan.machines import Machine, find_machine, machine_names, machine_of
 from emulate.plan.measured import Measured, parse_measured, parse_rate
 from emulate.plan.memory import MemoryUse, StepMemory, memory_use, parse_memory
 from emulate.plan.model import ALL_REDUCE, LOCAL_SERVERS, SERVERS, Estimate, StepModel, Work
@@ -32,6 +32,7 @@ __all__ = [
     "all_reduce_seconds",
     "check_all_reduce",
     "find_machine",
+    "machine_names",
     "machine_of",
     "make_forecast",
     "memory_use",

@@ -185,7 +185,12 @@ def _check_keys(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def _names() -> str:
-    return ", ".join(_read(_CATALOGUE)["machine"])
+    return ", ".join(machine_names())
+
+
+def machine_names() -> list[str]:
+    """Return the names of the catalogue."""
+    return list(_read(_CATALOGUE)["machine"])
 
 
 @cache

@@ -21,10 +21,10 @@ def add_faults(page: Page, faults: Sequence[FaultReport]) -> None:
 
 
 def outcome(fault: FaultReport) -> str:
-    """Return the result of one fault: `recovered after 1 restart, resumed from step 6, the same result bit for bit`."""
+    """Return the result of one fault: `recovered after 1 restart, resumed after 6 steps, the same result bit for bit`."""
     if not fault.fired:
         return "did not happen"
-    where = f"in step {fault.step}, " if fault.step else ""
+    where = f"in step {fault.step} (counted from 1), " if fault.step else ""
     if not fault.recovered:
         return f"{where}not recovered{_after(fault)}"
     results = {
@@ -41,6 +41,11 @@ def outcome(fault: FaultReport) -> str:
     return f"{where}recovered{_after(fault)}, {results[fault.result]}"
 
 
+def _resumed(steps: int) -> str:
+    """Return where a program continued that had made so many steps."""
+    return f"after {steps} step{'s' if steps > 1 else ''}" if steps else "from the beginning"
+
+
 _STAYED = "received SIGTERM, but ran to its end before SIGKILL, so its recovery was not tested"
 
 _LEFT = "received SIGTERM and ended with exit code 0, so gpudist did not restart it"
@@ -52,5 +57,4 @@ def _after(fault: FaultReport) -> str:
     times = "1 restart" if fault.restarts == 1 else f"{fault.restarts} restarts"
     if not fault.went_on_from:
         return f" after {times}"
-    last = fault.went_on_from[-1]
-    return f" after {times}, resumed from {f'step {last}' if last else 'the beginning'}"
+    return f" after {times}, resumed {_resumed(fault.went_on_from[-1])}"

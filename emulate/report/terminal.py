@@ -116,7 +116,7 @@ def by_design_text(verdict: Verdict) -> str:
     for topology, codes in verdict.by_design.items():
         groups.setdefault(codes, []).append(topology)
     differences = "; ".join(f"{', '.join(codes)} on {', '.join(names)}" for codes, names in groups.items())
-    return f"The program differs from one device only by design of tf.distribute: {differences}." if differences else ""
+    return f"The program differs from one device only by design of TensorFlow and Keras: {differences}." if differences else ""
 
 
 def _add_next(page: Page, verdict: Verdict) -> None:

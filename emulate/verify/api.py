@@ -247,7 +247,7 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
         allow: Codes of causes that do not decide.
 
     Returns:
-        The verdict on the second run: `failed` if one of them raised or was ended during the recording.
+        The verdict on the second run. It is `failed` if one of them raised or was ended during the recording.
 
     Raises:
         UsageError: If a folder, or one of the noise runs, is not a trace or is damaged.

@@ -126,6 +126,15 @@ def operations(stage: str, *roles: str) -> Blame:
     return Blame(stage, find)
 
 
+def updates_of(metric: str) -> Blame:
+    """Look for updates of a metric by the names of its variables: `loss/total` is a variable of `loss`."""
+    updates = operations("reported", "update")
+    return Blame(
+        updates.stage,
+        lambda case: [record for record in updates.find(case) if str(record.get("name")).startswith(f"{metric}/")],
+    )
+
+
 def between(stage: str) -> Blame:
     """Look for all operations of a stage, the program's own before libraries', the nearest to its end first."""
     return Blame(stage, lambda case: [record for record in case.lines.of(stage) if "operations" in record])

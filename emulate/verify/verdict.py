@@ -10,7 +10,7 @@ SCHEMA = "gpudist.verdict/1"
 PAGES = "https://gpudist.readthedocs.io/en/latest/causes/"
 """The folder of the pages of all causes."""
 BY_DESIGN = "by-design"
-"""Verdict if all deciding causes are by design of tf.distribute."""
+"""Verdict if all deciding causes are by design of TensorFlow and Keras."""
 _EXIT_CODES = {"equivalent": 0, BY_DESIGN: 0, "divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5}
 OF_REFERENCE = "reference"
 """Reason of a run that ended well, but gets the verdict failed or hung from the reference."""

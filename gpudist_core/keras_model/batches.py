@@ -34,7 +34,7 @@ def distributed(strategy: tf.distribute.Strategy, batch: Any) -> Any:
             distributed batch (`Placed`, or of `PerReplica`).
 
     Returns:
-        The structure with a `PerReplica` in place of each tensor. With one replica: tensors.
+        The structure with a `PerReplica` in place of each tensor. With one replica these are tensors.
 
     Raises:
         UsageError: If its parts have different numbers of examples.

@@ -18,6 +18,8 @@ Model = TypeVar("Model")
 def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm: bool = True) -> Model:
     """Make Keras's compile, fit, evaluate and predict of a model give the result of one device on every topology.
 
+    With `draws="row"` this also holds for dropout and other random layers. By default each replica draws its own numbers.
+
     With parameter servers each batch is trained in lock-step: workers compute the gradients of its parts. The coordinator
     updates the variables, counts the metrics, evaluates and predicts.
 

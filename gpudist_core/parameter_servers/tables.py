@@ -43,7 +43,7 @@ class PartitionedTable(tf.Module):
             ids: Row numbers, integers of any shape.
 
         Returns:
-            A tensor of shape (*ids.shape, *shape[1:]).
+            The rows as a tensor. Its shape is that of `ids`, followed by the shape of a row.
         """
         return lookup(self.parts, ids)
 

@@ -134,7 +134,7 @@ class CoordinatedTraining:
             steps: Number of global batches; a pipeline continues with its next epoch if needed. None for the rest of one epoch.
 
         Returns:
-            The loss of each batch before its update, in the order of the batches: float32, shape (batches,).
+            The loss of each batch before its update, in the order of the batches, as a float32 array of shape (batches,).
 
         Raises:
             UsageError: If a batch is not valid, or the data end before `steps` batches.
@@ -161,7 +161,7 @@ class CoordinatedTraining:
             batch: (x, y) or (x, y, weight).
 
         Returns:
-            The batch's loss before the update: a float32 scalar.
+            The loss of the batch before the update, as a float32 scalar.
 
         Raises:
             UsageError: If the batch is not valid.

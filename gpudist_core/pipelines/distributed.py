@@ -78,7 +78,7 @@ class Distributed:
     """Iterate over the batches of a pipeline for the replicas of a strategy. Each iteration is the next epoch.
 
     Each element has the structure of a batch, with a `PerReplica` for each component (plain tensors with one replica). The
-    examples of the replicas, in order, are the global batch. A replica without examples gets tensors with 0 rows. After an
+    examples of the replicas, in order, are the global batch. A replica without examples gets tensors of length 0. After an
     early exit, the next iteration continues there. A new iteration ends the previous one.
 
     Args:
@@ -111,7 +111,7 @@ class Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """Return the structure of a batch: a `tf.TensorSpec` with an unknown number of examples for each component."""
+        """Return the structure of a batch, with a `tf.TensorSpec` of an unknown number of examples for each component."""
         return batch_spec(self._rowwise.spec)
 
     @property

@@ -296,7 +296,7 @@ class Pipeline:
         map.
 
         Args:
-            labels: The class of each example, integers of shape (rows,). Default: the second component of the arrays.
+            labels: The class of each example, integers of shape (examples,). Default: the second component of the arrays.
             rows: The number of examples in an epoch. Default: the number of examples in the data.
 
         Returns:
@@ -317,13 +317,13 @@ class Pipeline:
         labels: Any = None,
         otherwise: float | None = None,
     ) -> Pipeline:
-        """Add a weight to each example: batches of (x, y) become (x, y, weight), with float32 weights of shape (rows,).
+        """Add a weight to each example: batches of (x, y) become (x, y, weight), with float32 weights of shape (examples,).
 
         Args:
             weights: The weight of each class, as a dict (a class is y after the maps, a number or one-hot, as for Keras's
                 `class_weight`). Or "balanced": weight(c) = examples / (classes * examples of class c). Or the weight of each
-                example, an array of shape (rows,).
-            labels: The class of each example, integers of shape (rows,), for weights by class. "balanced" uses the second
+                example, an array of shape (examples,).
+            labels: The class of each example, integers of shape (examples,), for weights by class. "balanced" uses the second
                 component of an example before the maps if it is None.
             otherwise: The weight of classes that `weights` does not list. None refuses such classes.
 
@@ -415,7 +415,7 @@ class Pipeline:
 
     @property
     def element_spec(self) -> Any:
-        """Return the structure of a batch: a `tf.TensorSpec` with an unknown number of examples for each component."""
+        """Return the structure of a batch, with a `tf.TensorSpec` of an unknown number of examples for each component."""
         return batch_spec(Rowwise(self._plan).spec)
 
     def state(self) -> dict[str, Any]:

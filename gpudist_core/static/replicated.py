@@ -89,7 +89,7 @@ class Replicated:
 
     @property
     def variable(self) -> tf.Variable:
-        """Return the copy to use here: in a replica its own, in a function of `tf.data` the host's, elsewhere the first.
+        """Return the copy to use here. It is the replica's own, in a function of `tf.data` the host's, elsewhere the first.
 
         Raises:
             UsageError: In a replica of another strategy.
@@ -119,7 +119,7 @@ class Replicated:
 
     @property
     def value(self) -> tf.Tensor:
-        """Return the tensor to use here: the replica's own copy, by reference."""
+        """Return the tensor to use here, by reference. In a replica it is the replica's own copy."""
         return self.variable.value()
 
     def numpy(self) -> NDArray[Any]:

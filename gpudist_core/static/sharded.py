@@ -104,8 +104,8 @@ class ShardedTable:
             ids: Row numbers of any integer dtype and shape. Each replica may pass another number of ids, also none.
 
         Returns:
-            A tensor of shape (*ids.shape, *shape[1:]). An id outside of the table raises `tf.errors.InvalidArgumentError` on
-            all replicas.
+            The rows as a tensor. Its shape is that of `ids`, followed by the shape of a row. An id outside of the table raises
+            `tf.errors.InvalidArgumentError` on all replicas.
         """
         return self.gather(ids)
 
@@ -118,7 +118,7 @@ class ShardedTable:
             axis: The dimension to gather along. It may differ from the split dimension.
 
         Returns:
-            A tensor of shape (*shape[:axis], *ids.shape, *shape[axis + 1:]).
+            The entries as a tensor. In the table's shape, the shape of `ids` replaces the dimension of the axis.
         """
         axis = checked_axis(axis, self.shape)
         if upstream.is_symbolic():

@@ -62,7 +62,7 @@ class TrainStep:
         optimizer: A Keras 3 optimizer, made in the strategy's scope. The step changes it in place: its clipping, weight decay,
             EMA and loss scale then act on the gradients of all replicas. An optimizer with `gradient_accumulation_steps` is
             refused; use `accumulate`.
-        per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. The step
+        per_example_loss: A function (y, y_pred) -> losses of shape (examples, ...), a `keras.losses.Loss` or its name. The step
             applies a mask on the model's output. With several outputs the function must apply their masks (a warning says so).
         clip_norm: The largest L2 norm of each variable's gradient.
         clip_global_norm: The largest L2 norm of all gradients together.
@@ -156,10 +156,10 @@ class TrainStep:
 
         Args:
             batch: (x, y) or (x, y, weight). Each part is a `PerReplica`, as `Pipeline.distribute` returns it, or with one
-                replica a tensor or an array. Weights have shape (rows,) or the shape of the losses. None means no weights.
+                replica a tensor or an array. Weights have shape (examples,) or the shape of the losses. None means no weights.
 
         Returns:
-            The batch's loss before the update, including the model's own losses: a float32 scalar, equal on all hosts.
+            The loss of the batch before the update, with the model's own losses. It is a float32 scalar, equal on all hosts.
 
         Raises:
             UsageError: If the batch is not distributed, or the step is called inside another strategy.
@@ -173,7 +173,7 @@ class TrainStep:
             batches: A list of batches as in `__call__`. They may have different numbers of examples.
 
         Returns:
-            The loss of each batch: float32, shape (batches,).
+            The loss of each batch, as a float32 tensor of shape (batches,).
 
         Raises:
             UsageError: If `batches` is not a list of batches.

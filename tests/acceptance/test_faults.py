@@ -28,7 +28,7 @@ def test_a_program_that_recovers_is_equivalent_and_says_from_which_step_it_went_
     [fault] = run.faults
     assert (fault.fired, fault.recovered, fault.restarts, fault.result) == (True, True, 1, "identical")
     assert (fault.host, fault.step, fault.went_on_from) == (1, 8, (6,))
-    assert "recovered after 1 restart, resumed from step 6, the same result bit for bit" in " ".join(render(verdict).split())
+    assert "recovered after 1 restart, resumed after 6 steps, the same result bit for bit" in " ".join(render(verdict).split())
     assert verdict.to_json()["runs"][0]["faults"][0]["result"] == "identical"
 
 
@@ -36,7 +36,7 @@ def test_a_program_that_recovers_is_equivalent_and_says_from_which_step_it_went_
 def test_a_program_that_loses_its_optimizer_recovers_differently(preload: Preload) -> None:
     [run] = verify("loses_the_optimizer.py", preload, "kill:host=1,step=8").runs
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["recovered-differently"])
-    assert "it differs from step 6 on, first in the weight of" in run.causes[0].evidence
+    assert "it differs from step 6 (counted from 0) on, first in the weight of" in run.causes[0].evidence
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_program_that_counts_its_steps_itself_goes_on_where_its_rows_say(prelo
 def test_a_program_that_goes_on_with_its_first_weights_did_not_restore_them(preload: Preload) -> None:
     [run] = verify("restores_no_weights.py", preload, "kill:host=1,step=8").runs
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["checkpoint-not-restored"])
-    assert "resumes after step 6 with the initial values of sequential/dense/kernel" in run.causes[0].summary
+    assert "resumes after 6 steps with the initial values of sequential/dense/kernel" in run.causes[0].summary
     assert "on hosts 0 and 1" in run.causes[0].evidence
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,28 @@ def test_every_key_of_the_json_is_documented() -> None:
 def test_every_public_name_of_gpudist_core_is_in_its_reference() -> None:
     text = (ROOT / "docs" / "reference" / "gpudist_core.md").read_text()
     assert [name for name in gpudist_core.__all__ if f"gpudist_core.{name}\n" not in text] == []
+
+
+def _shown_in_the_reference() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The public functions and methods of what the reference has, by their names."""
+    pages = [(ROOT / "docs" / "reference" / f"{name}.md").read_text() for name in ("emulate", "gpudist_core")]
+    shown = {name.rpartition(".")[2] for page in pages for name in re.findall(r"^\.\. auto\w+:: (\S+)", page, re.MULTILINE)}
+    for file in (path for package in ("emulate", "gpudist_core") for path in sorted((ROOT / package).rglob("*.py"))):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in shown:
+                parts = [node] if isinstance(node, ast.FunctionDef) else node.body
+                public = [one for one in parts if isinstance(one, ast.FunctionDef) and not re.match("_(?!_call)", one.name)]
+                yield from ((f"{file.relative_to(ROOT)}: {node.name}: {one.name}", one) for one in public)
+
+
+def test_no_colon_makes_sphinx_take_what_a_function_returns_for_a_type() -> None:
+    split: list[str] = []
+    shown = list(_shown_in_the_reference())
+    for name, function in shown:
+        docstring = ast.get_docstring(function) or ""
+        is_property = any("property" in ast.unparse(decorator) for decorator in function.decorator_list)
+        returned = re.search(r"^Returns:\n(.*)", docstring, re.MULTILINE)
+        lines = [docstring.partition("\n")[0]] * is_property + ([returned[1]] if returned else [])
+        split += [name for line in lines if re.search(r":(?!\w)|\[\w*:", line)]
+    assert len(shown) > 50
+    assert split == []

@@ -10,7 +10,7 @@ from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign
-from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
+from emulate.verify.causes.replicas_apart import REPLAY, rebase_on_replicas_apart
 from emulate.verify.causes.text import GENERAL
 from emulate.verify.compare import compare
 from emulate.verify.gradients import GradientView
@@ -226,8 +226,7 @@ def _behind(case: Case) -> Sign | None:
         _SUMMARY,
         (
             f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
-            f"optimizer change by {most:.2%} (L2); one device that processes the replicas one after the other "
-            "clips them too"
+            f"optimizer change by {most:.2%} (L2); {REPLAY} clips them too"
         ),
         _fix(case),
     )

@@ -19,8 +19,8 @@ def _search(case: Case) -> Sign | None:
         return None
     m = before.measure
     case.unreachable.append(
-        "code that does not depend on the examples (a loss term without examples, a count): one device that processes the "
-        "replicas one after the other runs it once for each replica, as the replicas do"
+        "code that does not depend on the examples (a loss term without examples, a count): the sequential replay runs it "
+        "once for each replica, as the replicas do"
     )
     return Sign(
         (

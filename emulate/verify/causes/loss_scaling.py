@@ -10,7 +10,7 @@ from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.regularization import stands_apart
-from emulate.verify.causes.replicas_apart import explains_a_sum, rebase_on_replicas_apart
+from emulate.verify.causes.replicas_apart import REPLAY, explains_a_sum, rebase_on_replicas_apart
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import ROUND, Fit
@@ -152,8 +152,7 @@ def _about(case: Case) -> Sign | None:
         ),
         (
             f"In step {first} the sum of the replicas' gradients has the direction of one device's gradient and is "
-            f"{factor:.2f}x as long; one device that processes the replicas one after the other has the same sum "
-            "(the loss of one example depends on others)"
+            f"{factor:.2f}x as long; {REPLAY} has the same sum (the loss of one example depends on others)"
         ),
         _OF_ONE_NUMBER,
     )

@@ -14,7 +14,7 @@ from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made, operations
 from emulate.verify.repeats import differing
 
-_WITHOUT_DROPOUT = "Without dropout"
+_OF_OTHER_DRAWS = "If the random numbers are not those of Dropout"
 
 
 def _search_unseeded(case: Case) -> Sign | None:
@@ -95,7 +95,7 @@ def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) 
 
 def _sign(case: Case, summary: str, evidence: str) -> Sign:
     """Return what was seen. A program without dropout has no mask to draw."""
-    return Sign(summary, evidence, None if case.facts.dropout else _WITHOUT_DROPOUT)
+    return Sign(summary, evidence, None if case.facts.dropout else _OF_OTHER_DRAWS)
 
 
 def _groups(step: StepOfAll) -> dict[str, list[int]]:

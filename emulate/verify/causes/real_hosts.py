@@ -10,7 +10,7 @@ import numpy as np
 from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Sign
-from emulate.verify.causes.unseeded_hosts import ends_otherwise, numbers_apart
+from emulate.verify.causes.unseeded_hosts import agrees_with, ends_otherwise, numbers_apart, of_later_hosts
 from emulate.verify.compared_runs import complete
 from emulate.verify.ledgers import has_ended, hosts_of_rows, ledgers, parts_of_rows
 from emulate.verify.result import RunResult
@@ -64,7 +64,12 @@ def search(case: Case, run: RunResult | None, places: Sequence[str], words: Word
     apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
     if apart:
         return _rows(case, run.trace, apart[0], where, words)
-    return numbers_apart(case, run.trace, f"The computation on a host {words.hangs}{where}.", f"With {words.as_real}")
+    return numbers_apart(
+        case,
+        run.trace,
+        f"The computation on a host {words.hangs}{where}.",
+        f"{agrees_with(case, words.alike)}With {words.as_real}",
+    )
 
 
 def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) -> Sign | None:
@@ -74,21 +79,25 @@ def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) ->
     common = [row for row in others if row in before]
     moved = [row for row in common if others[row] - before[row]]
     summary = f"Which examples a host takes, or their contents, {words.hangs}{where}."
-    evidence = f"With {words.as_real}, of {len(others)} examples on hosts after the first "
+
+    def evidence(number: int) -> str:
+        told = f"With {words.as_real}, {number} of the {len(others)} examples {of_later_hosts(case)}"
+        return f"{agrees_with(case, words.alike)}{told}"
+
     if len(common) >= _FEWEST and len(moved) >= _OTHER * len(common):
-        return Sign(summary, f"{evidence}{len(moved)} come from another host's share")
+        return Sign(summary, f"{evidence(len(moved))} come from another host's share")
     if len(others) - len(common) < _OTHER * len(others):
         case.notes.append(words.order)
         return None
     mixed = _put_together_otherwise(case.topology, trace, optimizer)
     if mixed >= max(_FEWEST, _OTHER * len(others)):
-        return Sign(summary, f"{evidence}{mixed} combine inputs of different examples of the run with {words.alike}")
-    evidence += f"{len(others) - len(common)} are on no host with {words.alike}"
+        return Sign(summary, f"{evidence(mixed)} combine inputs of different examples of the run with {words.alike}")
+    unseen = f"{evidence(len(others) - len(common))} are on no host with {words.alike}"
     still = _input_that_stays(case.topology, trace, optimizer)
     if still is not None:
-        return Sign(summary, f"{evidence}; input {still + 1} of their steps is the same bit for bit, other inputs are not")
+        return Sign(summary, f"{unseen}; input {still + 1} of their steps is the same bit for bit, other inputs are not")
     if has_ended(case.topology) and has_ended(trace):
-        return Sign(summary, f"{evidence}, until the end of the program")
+        return Sign(summary, f"{unseen}, until the end of the program")
     case.undecided[words.code] = words.unseen
     return None
 

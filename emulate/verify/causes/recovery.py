@@ -18,8 +18,11 @@ def _restarts(recovery: Recovery) -> str:
     if not restarts:
         return "no restart"
     times = "1 restart" if restarts == 1 else f"{restarts} restarts"
-    anew = [f"step {step}" if step else "the beginning" for step in recovery.went_on_from]
-    return f"{times}, each of all hosts; it resumed from {', then '.join(anew)}"
+    return f"{times}, each of all hosts; it resumed {', then '.join(map(_resumed, recovery.went_on_from))}"
+
+
+def _resumed(steps: int) -> str:
+    return f"after {steps} step{'s' if steps > 1 else ''}" if steps else "from the beginning"
 
 
 def _search_not_recovered(case: Case) -> Sign | None:
@@ -42,16 +45,13 @@ def _search_not_restored(case: Case) -> Sign | None:
         return None
     names = list(recovery.not_restored)
     hosts = sorted({host for of_variable in recovery.not_restored.values() for host in of_variable})
-    step = next(step for step in recovery.went_on_from if step)
+    steps = _resumed(next(step for step in recovery.went_on_from if step))
     return Sign(
-        (
-            f"The program resumes after step {step} with the initial values of {names_in_words(names)}: the "
-            "checkpoint was not restored."
-        ),
+        (f"The program resumes {steps} with the initial values of {names_in_words(names)}: the checkpoint was not restored."),
         (
             f"{_befell(recovery)}; {_restarts(recovery)}; {len(names)} trained variables have their initial bits on "
             f"{'host' if len(hosts) == 1 else 'hosts'} {numbers(hosts)}; without the fault they have other values "
-            f"after step {step}"
+            f"{steps}"
         ),
     )
 
@@ -63,7 +63,7 @@ def _search_different(case: Case) -> Sign | None:
     first = recovery.comparison.first if recovery.comparison is not None else None
     if first is None:
         return _of_other_steps(recovery)
-    where = f"from step {first.step} on, first in the {first.kind} of {first.tensor}"
+    where = f"from step {first.step} (counted from 0) on, first in the {first.kind} of {first.tensor}"
     if first.kind == "final-weight":
         where = f"in {first.tensor} at the end, after all {first.step} steps"
     numbers = f"{first.value!r} instead of {first.reference_value!r}"
@@ -85,8 +85,7 @@ def _search_different(case: Case) -> Sign | None:
 
 def _each(recovery: Recovery) -> str:
     """Return the step from which each host continued."""
-    steps = {host: f"step {step}" if step else "the beginning" for host, step in recovery.at_odds.items()}
-    return ", ".join(f"host {host} from {step}" for host, step in steps.items())
+    return ", ".join(f"host {host} {_resumed(steps)}" for host, steps in recovery.at_odds.items())
 
 
 _NOT_STARTED_AGAIN = "If it was not started again"

@@ -9,8 +9,11 @@ from emulate.verify.case import Case
 from emulate.verify.causes.variable_aggregation import is_assigned
 from emulate.verify.compare import Comparison, explains_up_to
 
-NOTE = "gpudist compared gradients, weights and losses with one device that processes the replicas one after the other"
-
+REPLAY = "one device that processes the replicas one after the other (sequential replay)"
+NOTE = (
+    "gpudist compared with a sequential replay: one device that processes the replicas one after the other. If it could not "
+    'compare something, that is listed under "not compared"'
+)
 
 _SUMS = ("replicas-summed", "replicas")
 _SUMS_AT_TAPES = ("replicas-taped", "replicas-taped-told", "replicas-taped-mean")
@@ -106,22 +109,17 @@ def _rebase(case: Case, step: int, way: _Found) -> str:
     again = way.comparison
     if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
-        case.unreachable.append(
-            "losses and metrics: one device that processes the replicas one after the other reports them in a different way"
-        )
+        case.unreachable.append("losses and metrics: the sequential replay reports them in a different way")
     if way.first:
         case.unreachable.append(f"everything except the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
     case.rebase(again)
     case.clips_the_sum = way.switch in _SUMS_AT_TAPES
     case.notes.append(NOTE)
-    agreement = "has the same gradients" if way.first else _agreement(again)
-    return f"one device that processes the replicas one after the other and adds up their gradients {agreement}"
+    agreement = "has the same gradients" if way.first else _agreement(again, has_reports=again is way.comparison)
+    return f"{REPLAY} {agreement}"
 
 
-_REPEATED = (
-    "a call of Strategy.run makes several updates, and one device that processes the replicas one after the "
-    "other can make only the first"
-)
+_REPEATED = "a call of Strategy.run makes several updates, and a sequential replay can make only the first"
 
 
 def _of_first_alone(case: Case) -> tuple[bool, ...]:
@@ -176,8 +174,8 @@ def explains_a_sum(case: Case, step: int) -> bool:
     return way is not None and not _explains(case, f"{way[0]}-regrouped", step, way[1])
 
 
-def _agreement(again: Comparison) -> str:
+def _agreement(again: Comparison, *, has_reports: bool) -> str:
     if again.is_equivalent_but_for_kinks:
-        return "agrees in everything"
+        return "agrees in everything" if has_reports else "has the same gradients and weights"
     left = again.exceeding[0]
     return f"agrees up to there ({left.measure.key.tensor} differs from step {left.step} on)"

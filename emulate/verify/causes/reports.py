@@ -15,7 +15,7 @@ from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import ROUND
 from emulate.verify.gradients import objective
-from emulate.verify.lines import operations
+from emulate.verify.lines import operations, updates_of
 
 
 def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
@@ -54,7 +54,8 @@ def _search_loss(case: Case) -> Sign | None:
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
     evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
-    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", evidence, fix)
+    blame = [updates_of(name.rpartition("/")[2])] if name.startswith(("batch/", "epoch")) else ()
+    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", evidence, fix, blame=blame)
 
 
 def _beside_the_loss(case: Case) -> set[str]:
@@ -139,7 +140,7 @@ _OF_REPLICAS = "it is the mean of the replicas' numbers, even if they have diffe
 def _what(case: Case, wrong: Sequence[Point], reports: Sequence[Report]) -> str:
     n, factors = case.num_replicas, [p.factor for p in wrong]
     if all(abs(factor * n - 1) < 10 * ROUND for factor in factors):
-        return f"it is divided by the number of replicas ({n}) twice"
+        return f"it is divided by the number of replicas ({n}) once too often, so it is {n}x too small"
     if all(abs(factor / n - 1) < 10 * ROUND for factor in factors):
         return f"it is the sum over the {n} replicas instead of their mean"
     replica = _one_replica(case, wrong)

@@ -12,6 +12,7 @@ from emulate.probe.examples import row_names
 from emulate.probe.trace import Step
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.causes.replicas_apart import REPLAY
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made
@@ -38,7 +39,7 @@ def _search_split_of_batch(case: Case) -> Sign | None:
         arrays = _arrays(alone)
         static = _static_of_batch(arrays)
         if split := sorted(_split(static, ours), key=lambda item: not _relates_rows(static[item[0]])):
-            return _sign(static, split, "; one device that processes the replicas one after the other has the same gradients")
+            return _sign(static, split, f"; {REPLAY} has the same gradients")
     return None
 
 

@@ -14,6 +14,7 @@ _MOVED = 0.2
 """Fraction of rows that must change their host. At least half do if shares follow the seed, in fixed shares only equal rows."""
 _FEWEST = 4
 """Rows seen in both runs that it takes to tell."""
+_ONE_SEED = "one seed on all hosts"
 
 
 def _search(case: Case) -> Sign | None:
@@ -28,7 +29,25 @@ def _search(case: Case) -> Sign | None:
     if apart:
         return _rows(case, run.trace, apart[0])
     summary = "Each host computes with its own random numbers. The hosts have no common seed."
-    return numbers_apart(case, run.trace, summary, "With a different seed on each host")
+    return numbers_apart(case, run.trace, summary, f"{agrees_with(case, _ONE_SEED)}With a different seed on each host")
+
+
+def agrees_with(case: Case, alike: str) -> str:
+    """Return a sentence for a run that agrees with one device as long as hosts are alike; empty if it does not.
+
+    Args:
+        case: Whose topology's run it is.
+        alike: What all hosts have in common in that run.
+
+    Returns:
+        The sentence, with a space behind it.
+    """
+    return "" if case.base.exceeding else f"With {alike} the run agrees with one device. "
+
+
+def of_later_hosts(case: Case) -> str:
+    """Return the words for all hosts except the first."""
+    return "of host 1" if case.topology.topology.num_hosts == 2 else "of all hosts except host 0"
 
 
 def ends_otherwise(run: RunResult, where: str, without: str) -> Sign:
@@ -69,9 +88,9 @@ def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
     return Sign(
         "Each host chooses its examples with its own random numbers. The hosts have no common seed.",
         (
-            f"With a different seed on each host, {moved} of {len(common)} examples of the hosts after the first move to "
-            f"another host. The same steps then have {len(own)} different examples "
-            f"instead of {len(before)}"
+            f"{agrees_with(case, _ONE_SEED)}With a different seed on each host, {moved} of the {len(common)} examples "
+            f"{of_later_hosts(case)} are on another host than with one seed. So the same steps use "
+            f"{'only ' if len(own) < len(before) else ''}{len(own)} different examples instead of {len(before)}"
         ),
     )
 

@@ -73,7 +73,7 @@ def _of_a_larger_batch(case: Case) -> Sign | None:
         return Sign(
             f"The batch is {growth}x that of one device, and {optimizer} has other settings too.",
             "; ".join([*apart, "this depends on the number of replicas or workers"]),
-            _SUITS if suits else _FASTER,
+            _SUITS if suits else _OTHERWISE,
             advice=suits,
         )
     return None
@@ -157,5 +157,5 @@ REPORTED = ("loss", "metric")
 """Kinds of what is told of a training and is no part of it."""
 _OF_RATE = "If the learning rate grows and the batch does not"
 _SUITS = "If the learning rate suits a larger batch"
-_FASTER = "If the learning rate grows faster than the batch"
+_OTHERWISE = "If the learning rate does not follow the batch"
 UPDATE_SCALING = Cause("update-scaling", _search, blame=(made("update", "optimizer"),))

@@ -150,7 +150,7 @@ def _is_of_replicas(case: Case, scale: float) -> bool:
 
 
 _IN_THE_SCOPE = "If all replicas share one variable"
-_OF_PARTS = "If the update corrects the mean"
+_OF_PARTS = "If the optimizer makes up for the mean"
 _COUNT_ALL = "If it counts the examples of one replica"
 _TRAINED = ("initial-weight", "gradient", "weight")
 

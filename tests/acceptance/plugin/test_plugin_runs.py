@@ -218,7 +218,7 @@ def test_wrong_program(gpudist):
 
 @pytest.mark.topology("1x2")
 def test_dropout(gpudist):
-    with pytest.warns(UserWarning, match="only by design of tf.distribute: identical-dropout on 1x2"):
+    with pytest.warns(UserWarning, match="only by design of TensorFlow and Keras: identical-dropout on 1x2"):
         gpudist.assert_equivalent({dropout!r}, steps=2)
 """
 

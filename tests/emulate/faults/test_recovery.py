@@ -102,7 +102,9 @@ def test_without_a_restart_the_error_names_the_fault(cluster: Make) -> None:
         cluster("2x1").run(train, faults="kill:host=1,step=2")
     assert caught.value.host == 1
     assert re.search(r"Received: host 1 ended with signal 9( after step 1)?\. A fault was injected", str(caught.value))
-    assert "A fault was injected: host 1 was killed in step 2, input (--fault kill:host=1,step=2)." in str(caught.value)
+    assert "A fault was injected: host 1 was killed in its step 2 (counted from 1), input (--fault kill:host=1,step=2)." in str(
+        caught.value
+    )
 
 
 def test_a_stopped_host_is_no_hang_of_the_program(cluster: Make) -> None:
@@ -119,7 +121,9 @@ def test_a_stopped_host_is_no_hang_of_the_program(cluster: Make) -> None:
     with pytest.raises(Hung) as caught:
         cluster("1x1", timeout=3).run(wait, faults="stop:host=0")
     assert caught.value.reason == "timeout"
-    assert "It was to be expected: host 0 was stopped in step 1, input (--fault stop:host=0)." in str(caught.value)
+    assert "It was to be expected: host 0 was stopped in its step 1 (counted from 1), input (--fault stop:host=0)." in str(
+        caught.value
+    )
     assert "host 0 is stopped by a fault" in str(caught.value)
 
 

@@ -164,6 +164,9 @@ def test_a_fault_that_never_came_to_pass_is_an_error() -> None:
 
 def test_what_came_to_pass_is_told_in_words() -> None:
     fired = Fired(0, Kill(host=1, step=5, phase="all-reduce"), 5)
-    assert str(fired) == "host 1 was killed in step 5, all-reduce (--fault kill:host=1,step=5,phase=all-reduce)"
+    assert (
+        str(fired)
+        == "host 1 was killed in its step 5 (counted from 1), all-reduce (--fault kill:host=1,step=5,phase=all-reduce)"
+    )
     assert str(Fired(0, Link(loss=0.5))) == "the links were made slow or lossy (--fault link:loss=50%)"
     assert math.isclose(parse("link:loss=50%").loss, 0.5)  # type: ignore[attr-defined]

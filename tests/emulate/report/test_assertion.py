@@ -34,7 +34,7 @@ def test_a_program_that_differs_by_design_alone_passes_with_a_warning_unless_str
     differs = made.divergent("1x4", causes=[made.batchnorm], verdict="by-design")
     verdict = made.verdict(made.equivalent("1x2"), differs)
     monkeypatch.setattr(emulate.verify, "verify", lambda *_, strict=False, **__: replace(verdict, strict=strict))
-    said = "only by design of tf.distribute: batchnorm-local-statistics on 1x4. strict=True makes it fail."
+    said = "only by design of TensorFlow and Keras: batchnorm-local-statistics on 1x4. strict=True makes it fail."
     with pytest.warns(emulate.ByDesignWarning, match=re.escape(said)) as warned:
         emulate.assert_equivalent("train.py")
     assert warned[0].filename == __file__

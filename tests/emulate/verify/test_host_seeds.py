@@ -69,6 +69,8 @@ def judged(folder: Folder, own: Trace | None, status: str = "ok", failure: str |
 def test_shares_that_follow_the_seed_of_each_host_are_unseeded_hosts(folder: Folder) -> None:
     found = judged(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
     assert (found.verdict, codes(found)) == ("divergent", ["unseeded-hosts"])
+    assert found.causes[0].evidence.startswith("With one seed on all hosts the run agrees with one device. ")
+    assert " examples of host 1 are on another host than with one seed. So " in found.causes[0].evidence
     assert "different examples instead of 96" in found.causes[0].evidence
 
 
@@ -131,14 +133,17 @@ def test_shares_that_follow_the_order_of_a_set_are_hash_order(folder: Folder) ->
     found = hashed(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
     assert (found.verdict, codes(found)) == ("divergent", ["hash-order"])
     assert "each host hashes in its own way (train.py, line 9)." in found.causes[0].summary
-    assert "of 48 examples on hosts after the first " in found.causes[0].evidence
+    assert "of the 48 examples of host 1 " in found.causes[0].evidence
     assert found.causes[0].evidence.endswith(" come from another host's share")
 
 
 def test_rows_that_the_hashes_make_anew_are_hash_order(folder: Folder) -> None:
     found = hashed(folder, trained(folder, renumbered, told=ended), whole=True)
     assert codes(found) == ["hash-order"]
-    assert "48 are on no host with the same hashes on all hosts, until the end of" in found.causes[0].evidence
+    assert (
+        "48 of the 48 examples of host 1 are on no host with the same hashes on all hosts, until the end of"
+        in found.causes[0].evidence
+    )
     held = hashed(folder, trained(folder, renumbered))
     assert (held.verdict, codes(held)) == ("unverified", [])
     assert any("Run with --steps all to find out" in text for text in held.not_compared)
@@ -211,9 +216,8 @@ def test_shares_that_follow_the_order_of_a_folder_are_file_order(folder: Folder)
     assert (
         "depends on the order in which a folder is listed, and each disk has its own order (train.py" in found.causes[0].summary
     )
-    assert found.causes[0].evidence.startswith(
-        "With folders listed in another order on all hosts but the first, of 48 examples"
-    )
+    assert "With folders listed in another order on all hosts but the first, " in found.causes[0].evidence
+    assert " of the 48 examples of host 1 come from" in found.causes[0].evidence
 
 
 def test_an_order_of_files_within_each_hosts_own_share_is_no_fault_and_a_note_says_so(folder: Folder) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emulate.verify.causes import all_causes
-from emulate.verify.lines import Blame, ProgramLines, between, locate, made, operations, raised, stopped, stuck
+from emulate.verify.lines import Blame, ProgramLines, between, locate, made, operations, raised, stopped, stuck, updates_of
 from emulate.verify.outcome import Outcome
 from emulate.verify.verdict import STAGES, Finding, Location
 from tests.emulate.verify.cases import Folder
@@ -54,6 +54,18 @@ def test_a_function_that_does_not_train_is_not_blamed(case: Any) -> None:
 
 def test_the_first_query_that_finds_something_tells_the_stage(case: Any) -> None:
     assert found(case, operations("given", "norm"), made("examples", "batch")) == ("examples", [3])
+
+
+def test_a_metric_s_own_updates_are_told_from_those_of_others_by_the_names_of_its_variables(folder: Folder) -> None:
+    made_trace = folder.made("1x2")
+    of = {28: "loss/total", 29: "loss_weight/total", 30: "total"}
+    updates = [entry(line, "update") | {"name": name} for line, name in of.items()]
+    stages = {"update": [entry(12, "apply")], "reported": updates}
+    made_trace.event({"event": "lines", "function": "step", "stages": stages})
+    case = SimpleNamespace(lines=ProgramLines(made_trace.trace()), outcome=Outcome())
+    everything = operations("reported", "update")
+    assert found(case, updates_of("loss"), everything) == ("reported", [28])
+    assert found(case, updates_of("accuracy"), everything)[1] == [28, 29, 30]
 
 
 def test_nothing_found_is_a_stage_without_lines(case: Any) -> None:

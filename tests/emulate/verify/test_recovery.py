@@ -83,12 +83,13 @@ def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_anothe
     told = recovery([steps(folder, range(5))], [1], (Preempt(host=0, step=5),))
     told = Recovery(told.lives, steps(folder, range(12)))
     assert outcome(told.reports()[0]) == (
-        "in step 5, received SIGTERM and ended with exit code 0, so gpudist did not restart it, a different number of steps"
+        "in step 5 (counted from 1), received SIGTERM and ended with exit code 0, so gpudist did not restart it, "
+        "a different number of steps"
     )
     (found,) = find_causes(Case(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
     assert "no restart; sgd made 5 steps in all, 12 without the fault" in found.evidence
-    assert found.fix.startswith("Save, and end with another exit code than 0. Exit code 75 (EX_TEMPFAIL)")
+    assert found.fix.startswith("Save, and end with another exit code than 0. `gpudist launch --restarts` restarts")
 
 
 def test_an_update_that_differs_beside_an_equal_gradient_is_the_optimizers(folder: Folder) -> None:
@@ -155,7 +156,7 @@ def test_a_program_that_makes_fewer_or_more_steps_after_a_restart_ends_otherwise
     told = Recovery(told.lives, steps(folder, range(12)))
     assert (told.other_steps, told.result) == (other, result)
     assert outcome(told.reports()[0]).endswith(
-        "a different number of steps" if other else "resumed from step 4, the same result bit for bit"
+        "a different number of steps" if other else "resumed after 4 steps, the same result bit for bit"
     )
 
 
@@ -193,14 +194,14 @@ def test_what_a_program_puts_in_the_place_of_its_weights_after_a_restart_is_comp
             0,
             "received SIGTERM, but ran to its end before SIGKILL, so its recovery was not tested, the",
         ),
-        ("preempt:host=1,step=5", 1, "recovered after 1 restart, resumed from step 3, the same result bit for bit"),
+        ("preempt:host=1,step=5", 1, "recovered after 1 restart, resumed after 3 steps, the same result bit for bit"),
         ("stop:host=1,step=5,seconds=2", 0, "recovered without a restart, the same result bit for bit"),
     ],
 )
 def test_a_host_that_was_told_to_leave_and_stayed_is_not_said_to_have_recovered(fault: str, restarts: int, said: str) -> None:
     went = (3,) * restarts
     report = FaultReport(fault, fired=True, step=5, recovered=True, restarts=restarts, went_on_from=went, result="identical")
-    assert outcome(report).startswith(f"in step 5, {said}")
+    assert outcome(report).startswith(f"in step 5 (counted from 1), {said}")
 
 
 def test_a_host_that_restored_nothing_went_on_from_the_beginning(folder: Folder) -> None:

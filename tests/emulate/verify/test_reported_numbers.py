@@ -41,7 +41,11 @@ LOSS = ((1.0, 1.0, 1.0),) * 2
     ("name", "there", "what"),
     [
         ("train/reduce 2", [4 * value for value in ALONE], "it is the sum over the 4 replicas instead of their mean"),
-        ("train/reduce 2", [value / 4 for value in ALONE], "it is divided by the number of replicas (4) twice"),
+        (
+            "train/reduce 2",
+            [value / 4 for value in ALONE],
+            "it is divided by the number of replicas (4) once too often, so it is 4x too small",
+        ),
         ("main/local result", (0.5, 0.25, 0.5), "it is the number of one replica (experimental_local_results)"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_reference_that_begins_with_what_another_run_left_is_unverified(folder
     assert (found.verdict, codes(found), found.first_divergence) == ("unverified", ["shared-files"], None)
     assert PATH in found.causes[0].summary
     assert "two runs on one device with the same seed differ in the initial weights" in found.causes[0].evidence
-    assert "Make the path relative" in found.causes[0].fix
+    assert "Use a relative path" in found.causes[0].fix
     assert any("shared-files" in text for text in found.not_compared)
 
 
