@@ -82,7 +82,10 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "Adadelta": {"learning_rate": 0.5},
     "Adagrad": {"learning_rate": 0.01},
     "Adamax": {"learning_rate": 0.001},
-    "Adafactor": {"learning_rate": 0.001},
+    "Adafactor": {
+        "learning_rate": 0.001,
+        "epsilon_1": 1e-12,
+    },  # of 1e-30 Keras makes NaN where a gradient is 0 (pixels in corners)
     "Nadam": {"learning_rate": 0.001},
     "Ftrl": {"learning_rate": 0.05},
     "Lion": {"learning_rate": 0.0003},
