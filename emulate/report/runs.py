@@ -26,7 +26,8 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Return groups of runs with the same verdict and causes."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        says_more = run.causes or run.notes or run.not_compared or run.faults or run.steps_run.stopped or run.step_graph
+        ends_early = run.steps_run.stopped or run.non_finite_after is not None
+        says_more = run.causes or run.notes or run.not_compared or run.faults or ends_early or run.step_graph
         if run.verdict != "equivalent" or says_more:
             groups.setdefault(_key(run), []).append(run)
     return list(groups.values())
@@ -36,7 +37,8 @@ def _key(run: Run) -> tuple[object, ...]:
     error = last_line(run.failure) if run.verdict == "failed" else None
     alone = run.topology if run.verdict == "hung" else None
     causes = tuple((c.code, c.by_design, c.allowed) for c in run.causes)
-    return (run.verdict, run.reason, alone, error, causes, run.faults, run.steps_run if run.verdict in _AGREES else None)
+    as_far_as = (run.steps_run, run.non_finite_after) if run.verdict in _AGREES else None
+    return (run.verdict, run.reason, alone, error, causes, run.faults, as_far_as)
 
 
 def last_line(failure: str | None) -> str:
@@ -101,11 +103,12 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def _as_far_as_run(runs: Sequence[Run], joint: str) -> str:
-    """Return how far a program was run that gpudist stopped: the last batch of an epoch is what goes wrong most often."""
-    made = runs[0].steps_run
+    """Return how far a program was compared: the last batch of an epoch is what goes wrong most often."""
+    made, lost = runs[0].steps_run, runs[0].non_finite_after
+    non_finite = "" if lost is None else f"; after step {lost} weights are not finite, on one device too"
     if not made.stopped:
-        return ""
-    text = f"{joint}in the first {one_of(runs[0].steps, 'step')}"
+        return non_finite
+    text = f"{joint}in the first {one_of(runs[0].steps, 'step')}{non_finite}"
     if made.epoch_complete is not False:
         return text
     if made.last_batch_examples is None:

@@ -146,9 +146,9 @@ class Comparison:
         return self.is_equivalent or self.needs_confirmation
 
     def kinds(self) -> set[str]:
-        """Return the kinds that were compared; an objective counts as a loss."""
-        kinds = {point.measure.key.kind for point in self.points}
-        return kinds | {"loss"} if self.objectives else kinds
+        """Return the kinds of which numbers were compared; an objective counts as a loss."""
+        kinds = {point.measure.key.kind for point in self.points if point.measure.compares}
+        return kinds | {"loss"} if any(point.measure.compares for point in self.objectives) else kinds
 
     def views(self, optimizer: str, step: int) -> list[GradientView]:
         """Return every tensor's gradient of one step; for nearly canceling ones with the largest floor of any step."""
@@ -176,6 +176,13 @@ class Comparison:
         groups = (self.points, self.objectives, self.of_first)
         points, objectives, of_first = (tuple(p for p in group if stays(p)) for group in groups)
         return replace(self, points=points, objectives=objectives, of_first=of_first)
+
+    @property
+    def non_finite_after(self) -> int | None:
+        """Return the step after which weights of both runs are not finite any more; None if they are."""
+        weights = [point for point in self.points if point.measure.key.kind == "weight"]
+        lost = {point.step for point in weights if point.measure.both_non_finite}
+        return min(lost) if lost and max(point.step for point in weights) in lost else None
 
     @property
     def drowned_from(self) -> int | None:

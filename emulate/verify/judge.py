@@ -46,6 +46,7 @@ class Judgement:
     course: tuple[Farthest, ...]
     rows: tuple[tuple[int, ...], ...]
     step_graph: StepGraph | None = None
+    non_finite_after: int | None = None
     is_amplified: bool = False
     case: Case | None = field(default=None, repr=False, compare=False)
 
@@ -164,6 +165,7 @@ def judge(
         rows=case.ledger.rows if case.ledger else (),
         step_graph=step_graph(case.plain, case.untouched, case.num_replicas),
         is_amplified=base.drowned_from is not None,
+        non_finite_after=base.non_finite_after,
         case=case,
     )
 
@@ -273,7 +275,7 @@ def _unchanged(case: Case) -> list[str]:
         for step in complete(case.untouched, name):
             for tensor, variable in next(iter(step.values())).weights.items():
                 by_tensor.setdefault(tensor, set()).add(variable.digest)
-    is_seen = case.untouched.num_steps > 1 and bool(by_tensor)
+    is_seen = case.untouched.num_steps > 1 and bool(by_tensor) and "weight" in case.base.kinds()
     return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in by_tensor.values()) else []
 
 
@@ -333,7 +335,12 @@ def _missing(case: Case, allow: Collection[str]) -> list[str]:
     with_servers = case.topology.topology.num_ps > 0  # where workers may keep the loss to themselves
     is_shown = any(map(_shows_a_loss, (case.plain, case.untouched)))
     needed = [kind for kind in NEEDED if kind != "loss" or (is_shown and not with_servers)]
-    missing = [f"{kind}: none was seen in both runs" for kind in needed if kind not in compared]
+    seen = {point.measure.key.kind for point in case.base.points}
+    missing = [
+        f"{kind}: {'not finite, on one device too' if kind in seen else 'none was seen in both runs'}"
+        for kind in needed
+        if kind not in compared
+    ]
     if case.recovery is not None:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:

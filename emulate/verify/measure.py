@@ -27,6 +27,7 @@ class Measure:
         scale: Largest absolute element of the reference and of the local gradients.
         non_finite: The topology has a NaN or an infinity where the reference has a number.
         both_non_finite: Both have one in the same place.
+        compares: Both have a number somewhere in the same place.
         is_of_chance: It says nothing: the noise runs, which have the rows of a batch in another order, are about as far away as
             any other numbers would be.
         at: The training step it belongs to: `step` itself but for numbers that are reported once in many steps.
@@ -46,6 +47,7 @@ class Measure:
     host: int | None = None
     non_finite: bool = False
     both_non_finite: bool = False
+    compares: bool = True
     is_of_chance: bool = False
     at: int | None = None
 
@@ -82,6 +84,7 @@ def measure(
         host=host,
         non_finite=bool(lost.any()),
         both_non_finite=bool((~np.isfinite(ours) & ~np.isfinite(theirs)).any()),
+        compares=bool(finite.any()) or not finite.size,
     )
 
 

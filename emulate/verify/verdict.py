@@ -222,6 +222,7 @@ class Run:
         rows: How many examples each replica had in each step, for at most `MOST_STEPS` steps.
         steps_run: Which steps were run.
         step_graph: Whether the graph of the step depends on the number of replicas; None where that is not known.
+        non_finite_after: The step after which weights are not finite any more, on one device too; None if they are.
     """
 
     topology: str
@@ -245,6 +246,7 @@ class Run:
     rows: tuple[tuple[int, ...], ...] = ()
     steps_run: StepsRun = field(default_factory=StepsRun)
     step_graph: StepGraph | None = None
+    non_finite_after: int | None = None
 
     @property
     def deciding(self) -> tuple[str, ...]:

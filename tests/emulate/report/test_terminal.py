@@ -125,6 +125,13 @@ def test_the_headline_says_which_steps_were_run(made, steps_run, said):
     assert how_far(made, made.equivalent(), **steps_run) == f"1x4  equivalent in the first 20 steps{said}"
 
 
+def test_the_headline_says_from_where_on_nothing_is_finite(made):
+    lost = replace(made.equivalent(), non_finite_after=3)
+    assert "1x4  equivalent; after step 3 weights are not finite, on one device too" in render(made.verdict(lost), 120)
+    line = how_far(made, lost)
+    assert line == "1x4  equivalent in the first 20 steps; after step 3 weights are not finite, on one device too"
+
+
 def test_the_headline_of_several_topologies_names_all_numbers_of_replicas(made):
     told = {"epoch_batches": 29, "last_batch_examples": 1, "epoch_complete": False}
     line = how_far(made, made.equivalent("1x2", replicas=2), made.equivalent("1x4"), **told)
