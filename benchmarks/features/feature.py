@@ -82,10 +82,8 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "Adadelta": {"learning_rate": 0.5},
     "Adagrad": {"learning_rate": 0.01},
     "Adamax": {"learning_rate": 0.001},
-    "Adafactor": {
-        "learning_rate": 0.001,
-        "epsilon_1": 1e-12,
-    },  # of 1e-30 Keras makes NaN where a gradient is 0 (pixels in corners)
+    # With its default, 1e-30, weights whose gradient is 0 (those of pixels in corners) become NaN.
+    "Adafactor": {"learning_rate": 0.001, "epsilon_1": 1e-12},
     "Nadam": {"learning_rate": 0.001},
     "Ftrl": {"learning_rate": 0.05},
     "Lion": {"learning_rate": 0.0003},
