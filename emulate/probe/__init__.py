@@ -7,6 +7,7 @@ from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, TAPES_JOINED, Follow, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
+from emulate.probe.replay import common_input
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, Variable, digest
 from emulate.probe.trace_writer import TraceWriter
 
@@ -30,6 +31,7 @@ __all__ = [
     "Variable",
     "by_share",
     "check_intact",
+    "common_input",
     "count_operations",
     "counts_the_batch",
     "digest",

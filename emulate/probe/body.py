@@ -44,6 +44,7 @@ class Body:
         models: Outermost layers called: their variables that are not trained are recorded too.
         applied: True once an optimizer's apply in this very graph has taken the inputs along.
         taped: True once a gradient was taken in it. A body that applies without one was given its gradients.
+        takes_gradients: Whether one is taken at this moment.
         label: The program's function, the same in every run of the program.
         assigned: Variables that the step has assigned itself, by their id.
         by_hand: The ids of those that no layer of a model assigns, but the step.
@@ -75,6 +76,7 @@ class Body:
         self.row_keys: RowKeys | None = None
         self.applied = False
         self.taped = False
+        self.takes_gradients = False
         self.label = ""
         self.assigned: dict[int, Any] = {}
         self.by_hand: set[int] = set()

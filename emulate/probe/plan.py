@@ -31,7 +31,8 @@ class Replay:
         regrouped: Each share gets rows of all replicas, as many as its own.
         backwards: The last share comes first.
         by_loss: What is recorded for each share is the gradient of its own loss alone, through all shares that a sum over the
-            replicas joins. This is evaluated; a program cannot be run so.
+            replicas joins.
+        inputs: The step gets all inputs of the other run that are the same on its replicas, not only its examples.
         numbered: A program that asks for the replica's number is told, for each share, that of the share's first replica.
         told: How many replicas the program is told that there are: what it divides by their number it divides here too.
         batch_of: How many replicas the program is told to have a batch of: what it multiplies by their number is as large
@@ -48,11 +49,17 @@ class Replay:
     regrouped: bool = False
     backwards: bool = False
     by_loss: bool = False
+    inputs: bool = False
     numbered: bool = False
     told: int = 1
     batch_of: int = 1
     workers: int = 1
     rate: float = 1.0
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Return whether a program cannot be run so: only its functions can be evaluated."""
+        return self.by_loss or self.inputs
 
     @property
     def is_of_rows(self) -> bool:
@@ -64,7 +71,7 @@ class Replay:
         """Return the replay whose functions do the steps of this one on other rows."""
         if self.taped or self.numbered or self.part:
             return self
-        return replace(self, shares=1, summed=False, regrouped=False, backwards=False, by_loss=False)
+        return replace(self, shares=1, summed=False, regrouped=False, backwards=False, by_loss=False, inputs=False)
 
     @property
     def of_a_share(self) -> Replay:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,6 +227,7 @@ class Rows:
         self._regrouped = plan.regrouped
         self._backwards = plan.backwards
         self._numbered = plan.numbered
+        self._inputs = plan.inputs
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
         every = [step for steps in self._steps for step in steps]
         if not all(_is_whole(step) for step in every):
@@ -251,14 +252,15 @@ class Rows:
         steps, order = self._steps[number], range(self._shares)
         shares = [None] if self._shares == 1 else list(reversed(order) if self._backwards else order)
         shares = [0] if self._part else shares
-        places = steps[0].row_inputs
-        return [
-            {
-                key: self._rows(steps, place, share).astype(value.dtype) if place in places else value
-                for place, (key, value) in enumerate(own.items())
-            }
-            for share in shares
-        ]
+        given = [(place, key, value) for place, (key, value) in enumerate(own.items())]
+        return [{key: self._input(steps, place, share, value) for place, key, value in given} for share in shares]
+
+    def _input(self, steps: list[Step], place: int, share: int | None, own: Array) -> Array:
+        """Return an input of a share: recorded examples; of others the run's own, or the recorded one where it is wanted."""
+        if place in steps[0].row_inputs:
+            return np.asarray(self._rows(steps, place, share).astype(own.dtype))
+        found = common_input(steps, place) if self._inputs else None
+        return own if found is None else found.astype(own.dtype)
 
     def call(self, probe: Probe, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the program's function on the recorded examples: on their union, or share after share."""
@@ -331,6 +333,14 @@ class Rows:
         rows = {sum(_shape(step, place)[0] for step in steps) for steps in alike}
         widths = [{*sizes} for sizes in zip(*(_shape(step, place)[1:] for steps in alike for step in steps), strict=True)]
         return [sizes.pop() if len(sizes) == 1 else None for sizes in (rows, *widths)]
+
+
+def common_input(steps: Sequence[Step], place: int) -> Array | None:
+    """Return an input that is the same on all replicas of a step; None of others, and where it was not kept whole."""
+    stored = [step.inputs[place] if place < len(step.inputs) else None for step in steps]
+    values = [array.read() for array in stored if array is not None and array.is_complete]
+    is_same = len(values) == len(stored) and all(np.array_equal(values[0], value) for value in values[1:])
+    return values[0] if values and is_same else None
 
 
 def _is_whole(step: Step) -> bool:

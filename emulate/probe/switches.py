@@ -132,7 +132,7 @@ def _see_reductions(probe: Probe) -> None:
         body = bodies.current()
         if body is None:
             return original(self, reduce_op, value, *args, **kwargs)
-        probe.facts["joins_gradients"] = probe.facts["joins_gradients"] or body.taped
+        probe.facts["joins_gradients"] = probe.facts["joins_gradients"] or body.takes_gradients
         if not (body.taped or body.layer_depth):
             probe.facts["joins"] = probe.facts["joins"] or any(map(_is_of_numbers, tf.nest.flatten(value)))
         if body.tape:

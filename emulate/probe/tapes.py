@@ -45,8 +45,10 @@ def _taken(probe: Probe, target: Any, sources: Any, take: Callable[[], Any]) -> 
 
     body = bodies.current()
     if body is not None:
-        body.taped = True  # before: the gradient of an all-reduce (synchronized BatchNormalization) is an all-reduce
+        body.taped = body.takes_gradients = True  # the gradient of an all-reduce (synchronized BatchNormalization) is one, too
     result = take()
+    if body is not None:
+        body.takes_gradients = False
     probe.coordinated.see_tape()
     if body is None:
         return result

@@ -56,7 +56,7 @@ class Facts:
         values_added: Names of variables of whose sparse gradients a step adds up the values over the replicas without the rows.
         gathers: Whether a step gathers over the replicas.
         joins: Whether it adds up tensors over them before it takes gradients.
-        joins_gradients: Whether it adds up gradients over them itself, or those of such tensors.
+        joins_gradients: Whether it adds up gradients over them while it takes them: those of tensors that it has added up.
         own_draws: Whether replicas draw for something else than rows, or gpudist_core draws for rows.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """

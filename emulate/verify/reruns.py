@@ -217,6 +217,7 @@ def _replays(number: int) -> dict[str, Replay]:
     }
     return {
         "replay": Replay(Path()),
+        "inputs": Replay(Path(), inputs=True),
         "told": Replay(Path(), told=number),
         "batch-of": Replay(Path(), batch_of=number),
         BY_LOSS: Replay(Path(), number, summed=True, by_loss=True, told=number),

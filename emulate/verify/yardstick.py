@@ -81,7 +81,7 @@ class Variation:
         parts += ["own listing"] if self.own_listing else []
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
-            what = "losses of shares" if self.replay.by_loss else what
+            what = "losses of shares" if self.replay.by_loss else "inputs" if self.replay.inputs else what
             what = f"first of {self.replay.shares} shares" if self.replay.part else what
             what += " at tapes" if self.replay.taped else ""
             regrouped = " regrouped" if self.replay.regrouped else " backwards" if self.replay.backwards else ""
@@ -392,7 +392,7 @@ class Yardsticks:
     ) -> list[Future[RunResult]]:
         """Make runs on one device from the functions of one that gets its own examples and applies its own gradients."""
         source = self.reference(variation.source).reference
-        or_run = or_run and not (variation.replay is not None and variation.replay.by_loss)
+        or_run = or_run and not (variation.replay is not None and variation.replay.is_evaluated)
         if variation.replay is not None and (trace := trace_of(source)) is not None and not _fits(trace, variation.replay):
             source = self.reference(replace(variation.source, replay=variation.replay.of_a_share)).reference
         return [

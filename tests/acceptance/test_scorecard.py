@@ -35,6 +35,7 @@ SAMPLE = (
     "wrong_synchronized_pixels 1x4",
     "wrong_synchronized_uneven_fit 1x4",
     "wrong_weight_decay_by_hand 1x4",
+    "wrong_weights_of_one_replica 1x2",
 )
 """The cheapest programs that together have `fit`, compiled and eager loops, one host and several, and tf_keras.
 

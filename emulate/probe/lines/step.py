@@ -118,7 +118,7 @@ class StepLines:
     @property
     def rows(self) -> set[walks.Key]:
         """Return the tensors that hold this replica's examples."""
-        return {walks.key_of(part) for _, tensor in self.body.inputs for part in self.tensors([tensor])}
+        return {walks.key_of(part) for tensor in self._of_examples for part in self.tensors([tensor])}
 
     @property
     def sizes(self) -> set[int]:
@@ -128,8 +128,17 @@ class StepLines:
     @property
     def numbers_of_rows(self) -> set[int]:
         """Return the numbers of examples, as far as they are known, also of a single one."""
-        shapes = [walks.dims_of(tensor) for _, tensor in self.body.inputs]
+        shapes = [walks.dims_of(tensor) for tensor in self._of_examples]
         return {shape[0] for shape in shapes if shape and shape[0] is not None}
+
+    @property
+    def _of_examples(self) -> list[Any]:
+        """Return the inputs but single numbers and lists that are not as long as most inputs: weights of losses, say."""
+        shapes = [walks.dims_of(tensor) for _, tensor in self.body.inputs]
+        lengths = Counter(shape[0] for shape in shapes if shape)
+        most = max(lengths.values(), default=0)
+        others = [shape is not None and (not shape or (len(shape) == 1 and lengths[shape[0]] < most)) for shape in shapes]
+        return [tensor for (_, tensor), is_other in zip(self.body.inputs, others, strict=True) if not is_other]
 
     def stages(self) -> dict[str, list[Entry]]:
         """Return the lines of each stage."""

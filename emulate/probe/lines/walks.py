@@ -190,11 +190,23 @@ def roles(operation: Any, flows: Flows) -> set[str]:
         words.add("mean" if operation.type == "Mean" else "sum")
     if operation.type in {*_DIVISIONS, "Mul"} and _is_scaled(operation, inputs):
         words.add("scale")
-    if operation.type in _DIVISIONS and all(flow.rows and not flow.batched for flow in inputs[:2]):
-        words.add("ratio")
-    if operation.type in _MOVES_ROWS and inputs[0].batched:
+    if operation.type in {*_DIVISIONS, "Mul"} and all(flow.rows and not flow.batched for flow in inputs[:2]):
+        words.add("ratio")  # or a product of what examples are reduced to: no sum over the replicas either
+    if operation.type in _MOVES_ROWS and inputs[0].batched and not _takes_all_rows(operation):
         words.add("moves")
     return words | _mixing(operation, inputs, output, flows)
+
+
+def _takes_all_rows(operation: Any) -> bool:
+    """Return whether a slice leaves the first dimension as it is: `x[:, None]`."""
+    if operation.type != "StridedSlice" or not hasattr(operation, "get_attr"):
+        return False
+    import tensorflow as tf
+
+    first = {name: bool(operation.get_attr(f"{name}_mask") & 1) for name in ("begin", "end", "new_axis", "shrink_axis")}
+    strides = tf.get_static_value(operation.inputs[3])
+    is_whole = first["begin"] and first["end"] and not (first["new_axis"] or first["shrink_axis"])
+    return is_whole and strides is not None and strides[0] == 1
 
 
 def _is_scaled(operation: Any, inputs: list[Flow]) -> bool:

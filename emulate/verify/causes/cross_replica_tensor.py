@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.text import GENERAL
 from emulate.verify.lines import Blame
 
 
@@ -20,7 +21,11 @@ def _search(case: Case) -> Sign | None:
             f"{first['number']} {operations} of one replica (first {first['operation']}) take, from no collective, a "
             "tensor that another replica has made of its own examples"
         ),
+        [GENERAL, _OF_KERAS] if case.facts.compiled else None,
     )
+
+
+_OF_KERAS = "With losses that Keras keeps on layers"
 
 
 def _lines(case: Case) -> list[dict[str, object]]:

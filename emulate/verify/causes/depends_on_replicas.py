@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from emulate.probe import common_input
+from emulate.probe.trace import Array
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import Cause, Sign, numbers
 from emulate.verify.causes.replicas_apart import is_possible, rebase_where_numbers_matter
 from emulate.verify.compare import Comparison, explains_up_to
-from emulate.verify.lines import made
+from emulate.verify.lines import made, operations
 
 
 def _search(case: Case) -> Sign | None:
@@ -22,7 +26,7 @@ def _search(case: Case) -> Sign | None:
     again = case.switched("told") if case.lines.made("num_replicas") else None  # else Keras alone asks, to divide its loss
     how = _how(again, first, case.base) if again is not None else None
     if again is None or how is None:
-        return _of_number(case, first)
+        return _of_other_inputs(case, first) or _of_number(case, first)
     before = case.base.exceeding[0]
     case.rebase(again, "told")
     if case.explanation.scaled:
@@ -78,6 +82,39 @@ def _of_what_it_is_given(case: Case, replayed: Comparison, step: int) -> Sign:
     )
 
 
+def _of_other_inputs(case: Case, step: int) -> Sign | None:
+    """Check whether one device has the same gradients with the numbers that this run's step gets besides its examples."""
+    optimizer = next(name for name, k in case.explanation.unexplained if k == step)
+    ours, theirs = case.base.runs.pairs(optimizer)[step]
+    own = next(iter(theirs.values()))
+    others = [place for place in range(len(own.inputs)) if place not in own.row_inputs]
+    values = {place: [common_input(list(side.values()), place) for side in (ours, theirs)] for place in others}
+    apart = [(place, ours, theirs) for place, (ours, theirs) in values.items() if _differ(ours, theirs)]
+    replayed = case.switched("inputs") if apart else None
+    if replayed is None or not explains_up_to(replayed, step, case.base):
+        return None
+    before = case.base.exceeding[0]
+    case.rebase(replayed, "inputs")
+    place, *both = apart[0]
+    is_, was = (numbers([f"{number:.6g}" for number in np.ravel(value)[:_SHOWN]]) for value in both if value is not None)
+    return Sign(
+        (
+            f"From step {step} on the program gives the step other numbers than on one device: input {place + 1} is {is_} "
+            f"instead of {was}."
+        ),
+        (
+            f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, by "
+            f"{before.ratio:.0f}x the noise floor; one device that gets the same inputs has the same gradients"
+        ),
+        _OTHER_NUMBERS,
+        blame=(operations("loss", "scale", "mean", "sum"),),
+    )
+
+
+def _differ(ours: Array | None, theirs: Array | None) -> bool:
+    return ours is not None and theirs is not None and not np.array_equal(ours, theirs)
+
+
 def _of_update(case: Case, step: int) -> Sign | None:
     """Check whether gradients agree and weights do not, because the update depends on the number of replicas."""
     left = [p for p in case.left() if p.step == step and p.measure.key.kind == "weight"]
@@ -111,6 +148,9 @@ def _how(again: Comparison, step: int, before: Comparison) -> str | None:
 
 
 _ALIKE = "If it depends on the id of a replica"
+_OTHER_NUMBERS = "If the step gets other numbers"
+_SHOWN = 3
+"""So many numbers of an input are shown."""
 _SAME_INPUTS = "If the inputs of the step are mixed up"
 _SAME_UPDATE = "If the update depends on it"
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 from emulate.probe.lines import walks
 from emulate.probe.lines.eager import Operation, Value
@@ -67,6 +70,34 @@ def test_a_mean_over_examples_is_told_from_a_mean_of_each() -> None:
     loss = Loss()
     assert loss.roles(made("Mean", loss.each, made("Const", shape=[1]))) == {"mean"}
     assert loss.roles(made("Mean", loss.logits, made("Const", shape=[1]), shape=[None])) == set()
+
+
+def test_a_product_of_what_examples_are_reduced_to_is_no_sum_over_them() -> None:
+    loss = Loss()
+    fraction, importance = (made("Mean", loss.logits, loss.number, shape=[3]) for _ in range(2))
+    assert loss.roles(made("Mul", fraction, importance, shape=[3])) == {"ratio"}
+    assert loss.roles(made("Mul", fraction, loss.number, shape=[3])) == {"scale"}
+
+
+@pytest.mark.parametrize(
+    ("cut", "moves"),
+    [
+        (lambda x: x[:, None], False),
+        (lambda x: x[:, :, 1:2], False),
+        (lambda x: x[1:], True),
+        (lambda x: x[::-1], True),
+        (lambda x: x[0], True),
+        (lambda x: x[None], True),
+    ],
+)
+def test_a_slice_moves_examples_unless_it_takes_all_of_them_in_their_order(cut: Callable[[Any], Any], moves: bool) -> None:
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        rows = tf.compat.v1.placeholder(tf.float32, [None, 4, 3])
+        end = cut(rows)
+    flows = walks.Flows(walks.region([end]), {walks.key_of(rows)})
+    assert ("moves" in walks.roles(end.op, flows)) == moves
 
 
 def test_a_division_by_a_number_scales_and_one_by_a_count_is_a_ratio() -> None:
