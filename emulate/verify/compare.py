@@ -373,7 +373,8 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
         notes.append(
             "the noise floor was not measured: gpudist assumed a few units in the last place, and rounding errors may exceed it"
         )
-    both = [p.measure for p in points if p.measure.both_non_finite]
+    apart = min((p.step for p in points if p.exceeds), default=None)  # later what is led by this run is so because of it
+    both = [p.measure for p in points if p.measure.both_non_finite and (apart is None or p.step < apart)]
     if both:
         notes.append(f"{both[0].key.tensor} is not finite from step {both[0].step} on, on one device too")
     kink, cancelled = onsets

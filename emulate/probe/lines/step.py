@@ -60,8 +60,10 @@ class StepLines:
 
         tensors = []
         for value in tf.nest.flatten(values):
-            tensor = value.values if isinstance(value, tf.IndexedSlices) else value
-            if tf.is_tensor(tensor) and not hasattr(tensor, "assign"):
+            parts = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
+            for tensor in parts:
+                if not tf.is_tensor(tensor) or hasattr(tensor, "assign"):
+                    continue
                 is_eager = hasattr(tensor, "numpy")
                 tensors += [self.eager.value(tensor)] if is_eager and self.eager else [] if is_eager else [tensor]
         return tensors

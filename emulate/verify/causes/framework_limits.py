@@ -50,6 +50,7 @@ LIMITS = (
         "Keras 3's fit cannot build its metrics if the model takes strings",
     ),
     Limit((r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"), _EMPTY_CONVOLUTION),
+    Limit((r"Must provide as many biases as the last dimension .*\[\d+\] vs\. \[0(,\d+)+\]",), _EMPTY_CONVOLUTION),
     Limit((r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",), _EMPTY_CONVOLUTION),
     Limit(
         (r"Attempt to convert a value \((PerReplica|DistributedVariable)|Invalid reduction dimension 0",),

@@ -36,7 +36,10 @@ def _search_nan(case: Case) -> Sign | None:
     if lost is None:
         return None
     lost.cut(case)
-    return Sign(lost.what[0].upper() + lost.what[1:], lost.evidence)
+    scales = any(about.get("loss_scale") for about in case.facts.optimizers.values())
+    is_unseen = scales and lost.whose and 0 not in lost.whose
+    why = " Keras's LossScaleOptimizer skips a step only if the first replica's gradients are not finite." if is_unseen else ""
+    return Sign(lost.what[0].upper() + lost.what[1:] + why, lost.evidence, _OF_LOSS_SCALE if is_unseen else None)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
 
 
 _REPORTED = ("loss", "metric")
+_OF_LOSS_SCALE = "With a LossScaleOptimizer"
 _OF_EVALUATION = "In an evaluation"
 
 EMPTY_SHARD = Cause(

@@ -484,6 +484,23 @@ def test_a_number_that_a_replica_without_rows_loses_is_an_empty_shard(folder: Fo
     assert found.first_divergence.non_finite
 
 
+@pytest.mark.parametrize(("scales", "lost", "is_of_scale"), [(True, 3, True), (True, 0, False), (False, 3, False)])
+def test_a_loss_scale_that_looks_at_the_first_replica_alone_is_named(
+    folder: Folder, scales: bool, lost: int, is_of_scale: bool
+) -> None:
+    def topology(made: Made, k: int) -> None:
+        made.event({"event": "program", "optimizers": {"sgd": {"loss_scale": scales}}})
+        for r in range(4):
+            gradient = LOCALS[k, r] * (np.float32(np.inf) if (k, r) == (2, lost) else 1)
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": gradient}, {"w": weights_after(k)}, replica=r, rows=rows, objective=0.25)
+
+    found = judge(hand_made(folder, topology))
+    assert codes(found) == ["nan"]
+    assert ("LossScaleOptimizer" in found.causes[0].summary) == is_of_scale
+    assert ("gd.TrainStep" in found.causes[0].fix) == is_of_scale
+
+
 @pytest.mark.parametrize("empty", [None, 1])
 def test_a_number_that_is_lost_on_a_replica_with_rows_is_nan(folder: Folder, empty: int | None) -> None:
     def topology(made: Made, k: int) -> None:
