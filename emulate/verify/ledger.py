@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -326,7 +326,7 @@ class Ledger:
 
     @cached_property
     def shared_by_hosts(self) -> int:
-        """Return how many examples several hosts took before all came once, in place of others, in different orders.
+        """Return how many examples several hosts took in an epoch, in place of others, in different orders.
 
         0 where all hosts have the same rows, or their steps take rows of the reference's step alone.
         """
@@ -334,8 +334,11 @@ class Ledger:
         is_apart = any(_together(ours).keys() - set(theirs) for ours, theirs in steps)
         if self.grows or self.identical_hosts or not is_apart or any(_size(ours) != len(theirs) for ours, theirs in steps):
             return 0
+        return next((shared for steps in self._passes if (shared := self._shared_in(steps))), 0)
+
+    def _shared_in(self, steps: slice) -> int:
         by_host: dict[int, Counter[str]] = {}
-        for step in self.topology[: self._first_pass]:
+        for step in self.topology[steps]:
             for host, rows in self._by_host(step).items():
                 by_host.setdefault(host, Counter()).update(rows)
         hosts = Counter(row for rows in by_host.values() for row in rows)
@@ -344,14 +347,18 @@ class Ledger:
         return shared if shared > again else 0
 
     @property
-    def _first_pass(self) -> int:
-        """Return how many of the reference's steps come before an example repeats."""
-        seen: set[str] = set()
+    def _passes(self) -> Iterator[slice]:
+        """Yield the reference's steps from each that repeats an example to the next, up to one that has an example twice."""
+        start, seen = 0, set[str]()
         for k, rows in enumerate(self.reference):
-            if len(set(rows)) < len(rows) or not seen.isdisjoint(rows):
-                return k
+            has_twice = len(set(rows)) < len(rows)
+            if has_twice or not seen.isdisjoint(rows):
+                yield slice(start, k)
+                start, seen = k, set()
+            if has_twice:
+                return
             seen.update(rows)
-        return len(self.reference)
+        yield slice(start, len(self.reference))
 
     @cached_property
     def identical_replicas(self) -> tuple[int, ...]:

@@ -145,6 +145,22 @@ def made(stage: str, *kinds: str, **about: object) -> Blame:
     return Blame(stage, lambda case: case.lines.made(*kinds, **about))
 
 
+def seeded_apart(stage: str, *kinds: str) -> Blame:
+    """Look for calls that get another seed on each host."""
+
+    def find(case: Case) -> list[Record]:
+        seeds: dict[tuple[object, ...], dict[int, set[object]]] = {}
+        lines: dict[tuple[object, ...], Record] = {}
+        for host, event in case.untouched.of("made"):
+            if event["kind"] in kinds and event.get("seed") is not None:
+                place = event["line"]["file"], event["line"]["line"]
+                lines[place] = event["line"]
+                seeds.setdefault(place, {}).setdefault(host, set()).add(event["seed"])
+        return [lines[place] for place, by_host in seeds.items() if len(set(map(frozenset, by_host.values()))) > 1]
+
+    return Blame(stage, find)
+
+
 def changes_of_state(stage: str) -> Blame:
     """Look, in the functions that take gradients, for lines that change what outlives their call."""
 

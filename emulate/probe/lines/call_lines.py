@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import numbers
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -103,8 +104,11 @@ def _by_whom(frame: Any) -> dict[str, Any]:
 
 
 def _seed_of(args: Any, kwargs: Any) -> dict[str, Any]:
-    seed = kwargs.get("seed", args[2] if len(args) > 2 else None)
-    return {"seeded": seed is not None}
+    return _seeded(kwargs.get("seed", args[2] if len(args) > 2 else None))
+
+
+def _seeded(seed: Any) -> dict[str, Any]:
+    return {"seeded": seed is not None} | ({"seed": int(seed)} if isinstance(seed, numbers.Integral) else {})
 
 
 def _wrap_function_of_datasets(probe: Probe, cls: Any) -> None:
@@ -167,7 +171,7 @@ def _wrap_numpy(probe: Probe) -> None:
 
     @functools.wraps(original)
     def default_rng(seed: Any = None) -> Any:
-        note(probe, "generator", {"seeded": seed is not None})
+        note(probe, "generator", _seeded(seed))
         return original(seed)
 
     np.random.default_rng = default_rng

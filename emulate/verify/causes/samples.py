@@ -14,7 +14,7 @@ from emulate.verify.causes.host_values import tables_apart
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of
 from emulate.verify.ledger import Ledger
-from emulate.verify.lines import made, operations
+from emulate.verify.lines import made, operations, seeded_apart
 
 _FEWEST = 3
 """Steps it takes to believe that replicas compute the same."""
@@ -109,13 +109,13 @@ def _search_repeated(case: Case) -> Sign | None:
     if ledger.shared_by_hosts:
         return Sign(
             (
-                "Hosts train on some of the same examples and never on others: several hosts took "
+                "In an epoch hosts train on some of the same examples, and on others not at all: several hosts took "
                 f"{ledger.shared_by_hosts} examples before all had come once. Each host takes its share of its own order."
             ),
             _four_numbers(ledger)
             + f"; steps differ from step {ledger.first_apart} on and have as many examples as on one device",
             _ONE_ORDER,
-            blame=[made("examples", "shuffle", "generator")],
+            blame=[seeded_apart("examples", "shuffle", "generator"), made("examples", "shuffle", "generator")],
         )
     if ledger.repeated_in_step:
         return _shared(ledger)

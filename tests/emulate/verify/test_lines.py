@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from emulate.verify.causes import all_causes
-from emulate.verify.lines import Blame, ProgramLines, between, locate, made, operations, raised, stopped, stuck, updates_of
+from emulate.verify.lines import (
+    Blame,
+    ProgramLines,
+    between,
+    locate,
+    made,
+    operations,
+    raised,
+    seeded_apart,
+    stopped,
+    stuck,
+    updates_of,
+)
 from emulate.verify.outcome import Outcome
 from emulate.verify.verdict import STAGES, Finding, Location
 from tests.emulate.verify.cases import Folder
@@ -46,6 +58,19 @@ def test_the_nearest_operation_of_the_first_role_comes_first(case: Any) -> None:
 def test_a_library_s_own_operations_are_blamed_only_where_the_program_has_none(case: Any) -> None:
     assert found(case, between("loss"))[1][-1] == 9
     assert found(case, operations("loss", "count", "scale")) == ("loss", [8])
+
+
+def test_a_seed_that_differs_between_hosts_is_found_by_its_call(folder: Folder) -> None:
+    made_trace = folder.made("2x1")
+    seeds = {3: (7, 7), 4: (7, 8), 5: (None, None), 6: (1, 2)}
+    for line, of_hosts in seeds.items():
+        for host, seed in enumerate(of_hosts):
+            about = {"kind": "shuffle" if line == 6 else "generator"} | ({} if seed is None else {"seed": seed})
+            made_trace.event({"event": "made", **about, "line": {"file": "/away/data.py", "line": line}}, host)
+    trace = made_trace.trace()
+    case = SimpleNamespace(untouched=trace, lines=ProgramLines(trace))
+    assert found(case, seeded_apart("examples", "generator")) == ("examples", [4])
+    assert found(case, seeded_apart("examples", "shuffle", "generator"))[1] == [4, 6]
 
 
 def test_a_function_that_does_not_train_is_not_blamed(case: Any) -> None:

@@ -65,6 +65,14 @@ def test_hosts_with_an_order_of_their_own_are_told_to_have_one_seed(folder: Fold
     assert found.causes[0].fix.index("seed=SEED") < found.causes[0].fix.index("let the strategy shard")
 
 
+def test_hosts_with_an_order_of_their_own_from_a_later_epoch_on_are_told_the_same(folder: Folder) -> None:
+    together = halves(EIGHT)
+    found = judged(folder, EIGHT * 3, [*together, *own_orders(2, [1, 2], epochs=2)], hosts=2)
+    assert codes(found) == ["samples-repeated"]
+    assert "steps differ from step 4 on" in found.causes[0].evidence
+    assert found.causes[0].fix.startswith("Use the same seed on every host for everything that orders")
+
+
 def test_hosts_with_one_order_and_shares_of_it_share_no_rows() -> None:
     assert ledger(EIGHT, own_orders(2, [1, 1]), hosts=[0, 1]).shared_by_hosts == 0
     assert ledger(EIGHT, own_orders(2, [1, 2]), hosts=[0, 1]).shared_by_hosts > 0
