@@ -28,7 +28,7 @@ def _search_uneven(case: Case) -> Sign | None:
             f"{numbers(rows)} examples."
         ),
         (
-            f"{steps_in_words(fits)}: the sum of the replicas' gradients is {first.before:.1%} off (L2); with each "
+            f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {first.before:.1%} off (L2); with each "
             f"replica weighted by its share of the examples the remaining error is {max(fit.after for fit in fits):.1f}x "
             "the noise floor"
         )
@@ -67,7 +67,7 @@ def _search_weighted(case: Case) -> Sign | None:
                 "of its own loss (a root, a logarithm, a ratio) instead of the loss of the whole batch."
             ),
             (
-                f"{steps_in_words(fits)}: the sum of the replicas' gradients is {first.before:.1%} off (L2); with the "
+                f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {first.before:.1%} off (L2); with the "
                 f"replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
                 f"floor for all variables. Weights of a count would add up to {len(first.shares)}; these do not"
             ),
@@ -77,7 +77,7 @@ def _search_weighted(case: Case) -> Sign | None:
     return Sign(
         "Each replica divides its loss by its own count (tokens, mask, weights) instead of the count over all replicas.",
         (
-            f"{steps_in_words(fits)}: the sum of the replicas' gradients is {first.before:.1%} off (L2); with the "
+            f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {first.before:.1%} off (L2); with the "
             f"replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
             "floor for all variables; every replica has equally many examples"
         ),

@@ -50,7 +50,8 @@ def _blame(case: Case, first: Point) -> list[Blame]:
     if key.kind != "gradient":
         return of_kind.get(key.kind, [])
     loss_differs = any(point.exceeds for point in case.base.objectives if point.step == step)
-    return [between("loss")] if loss_differs else [between("given"), between("loss")]
+    numbered = [operations("loss", "numbers")] if case.facts.gathers else []  # labels and masks of gathered examples
+    return [*numbered, between("loss")] if loss_differs else [*numbered, between("given"), between("loss")]
 
 
 def _assigned(case: Case, step: int) -> list[str]:

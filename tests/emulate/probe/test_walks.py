@@ -72,6 +72,13 @@ def test_a_mean_over_examples_is_told_from_a_mean_of_each() -> None:
     assert loss.roles(made("Mean", loss.logits, made("Const", shape=[1]), shape=[None])) == set()
 
 
+def test_a_range_over_what_a_tensor_has_numbers_it_and_one_over_constants_does_not() -> None:
+    loss = Loss()
+    size = made("StridedSlice", made("Shape", loss.rows, shape=[2]))
+    assert loss.roles(made("Range", loss.number, size, loss.number, shape=[None])) == {"numbers"}
+    assert loss.roles(made("Range", loss.number, loss.number, loss.number, shape=[2])) == set()
+
+
 def test_a_product_of_what_examples_are_reduced_to_is_no_sum_over_them() -> None:
     loss = Loss()
     fraction, importance = (made("Mean", loss.logits, loss.number, shape=[3]) for _ in range(2))
