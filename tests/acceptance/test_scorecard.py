@@ -29,6 +29,7 @@ SAMPLE = (
     "wrong_mean_legacy 1x2",
     "wrong_metric_in_replica 1x4",
     "wrong_not_sharded 2x1",
+    "wrong_plateau_of_a_maximum 1x2",
     "wrong_sharded_twice 2x1",
     "wrong_shuffled_per_host 2x1",
     "wrong_summed_twice_on_hosts 2x1",

@@ -172,10 +172,11 @@ def _search_metric(case: Case) -> Sign | None:
         return _search_number(case)
     m = wrong[0].measure
     progress = _progress(case, wrong)
+    host = _set_by_the_host(case, wrong[0]) if progress is None else ""
     (case.explain if progress is None else case.explain_aside)(lambda point: point.measure.key.kind == "metric")
     evidence = (
         f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
-        f"({_factors(wrong)}); the gradients, weights and losses of these steps agree"
+        f"({_factors(wrong)}); the gradients, weights and losses of these steps agree{host}"
     )
     if progress is not None:
         return Sign(f"The metric {m.key.tensor} {progress[0]}", evidence, progress[1], advice=True)
