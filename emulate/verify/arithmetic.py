@@ -78,6 +78,12 @@ def factor_of_updates(variables: Iterable[Sequence[StoredArray | None]]) -> floa
     return one_factor(changes)
 
 
+def are_equal(arrays: Mapping[int, Floats]) -> bool:
+    """Return whether all replicas have the same array."""
+    first, *rest = arrays.values()
+    return all(np.array_equal(first, array) for array in rest)
+
+
 def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
     """Return the steps with gradients beyond the noise floor, at weights that equaled the reference's."""
     last = comparison.weights_apart
@@ -130,7 +136,7 @@ def _blank(comparison: Comparison, optimizer: str, step: int, views: Sequence[Gr
     """Return a model that explains nothing, and each replica's share of the rows where they are uneven."""
     of_all = complete(comparison.runs.topology, optimizer)[step]
     before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(views))
-    replicated = _rows_differ(of_all) and all(_are_equal(view.locals) for view in views)
+    replicated = _rows_differ(of_all) and all(are_equal(view.locals) for view in views)
     return Fit(optimizer, step, before=before, replicated=replicated), _row_shares(of_all)
 
 
@@ -226,11 +232,6 @@ def _scale_of_few(views: Sequence[GradientView]) -> float | None:
 def _is_clear(view: GradientView) -> bool:
     """Return whether rounding is too small to confuse two factors for a tensor."""
     return largest(view.reference) * ROUND > FACTOR * view.noise or not largest(view.residual) > FACTOR * view.noise
-
-
-def _are_equal(arrays: Mapping[int, Floats]) -> bool:
-    first, *rest = arrays.values()
-    return all(np.array_equal(first, array) for array in rest)
 
 
 def _uneven(

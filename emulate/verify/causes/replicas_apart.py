@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+from emulate.verify.arithmetic import are_equal
 from emulate.verify.case import Case
 from emulate.verify.causes.variable_aggregation import is_assigned
 from emulate.verify.compare import Comparison, explains_up_to
@@ -112,11 +113,17 @@ def _rebase(case: Case, step: int, way: _Found) -> str:
         case.unreachable.append("losses and metrics: the sequential replay reports them in a different way")
     if way.first:
         case.unreachable.append(f"everything except the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
+    case.clips_the_sum = way.switch in _SUMS_AT_TAPES or _adds_up_itself(case, step)
     case.rebase(again)
-    case.clips_the_sum = way.switch in _SUMS_AT_TAPES
     case.notes.append(NOTE)
     agreement = "has the same gradients" if way.first else _agreement(again, has_reports=again is way.comparison)
     return f"{REPLAY} {agreement}"
+
+
+def _adds_up_itself(case: Case, step: int) -> bool:
+    """Return whether all replicas give the optimizers the same gradients of a step: the program has summed them before."""
+    views = [view for name in case.base.runs.optimizers if case.base.steps[name] > step for view in case.base.views(name, step)]
+    return bool(views) and all(are_equal(view.locals) for view in views)
 
 
 _REPEATED = "a call of Strategy.run makes several updates, and a sequential replay can make only the first"
