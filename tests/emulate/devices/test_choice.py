@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +78,8 @@ def test_enough_gpus_are_taken() -> None:
 def filled(monkeypatch: pytest.MonkeyPatch) -> Inventory:
     """A machine with four GPUs of which somebody has taken almost all memory, long ago."""
     monkeypatch.setattr("emulate.devices.released.PATIENCE", 0)
-    found = gpus(4, free=600)
+    # Of this process alone: a lease holds on the whole machine, and another test may have one of GPUs with the usual names.
+    found = inventory(*(replace(gpu(k, free=600), uuid=f"GPU-{os.getpid()}-{k}") for k in range(4)))
     monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: found)
     monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", sees(4))
     return found
