@@ -57,7 +57,7 @@ class Replay:
     rate: float = 1.0
 
     @property
-    def is_evaluated(self) -> bool:
+    def is_only_evaluated(self) -> bool:
         """Return whether a program cannot be run so: only its functions can be evaluated."""
         return self.by_loss or self.inputs
 

@@ -79,7 +79,7 @@ class Reruns:
         traces = self._of_one_device(base, variation, topology) or self._yardsticks.with_noise(variation).traces()
         if traces is None:
             failed = self._yardsticks.reference(variation).reference.result()
-            if variation.replay is None or not variation.replay.is_evaluated:
+            if variation.replay is None or not variation.replay.is_only_evaluated:
                 self._failed[failed.label] = _ending(failed, variation.replay)
             return None
         plain = None if variation.follow is None else trace_of(self._yardsticks.reference(variation.source).reference)

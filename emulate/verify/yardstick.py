@@ -392,7 +392,7 @@ class Yardsticks:
     ) -> list[Future[RunResult]]:
         """Make runs on one device from the functions of one that gets its own examples and applies its own gradients."""
         source = self.reference(variation.source).reference
-        or_run = or_run and not (variation.replay is not None and variation.replay.is_evaluated)
+        or_run = or_run and not (variation.replay is not None and variation.replay.is_only_evaluated)
         if variation.replay is not None and (trace := trace_of(source)) is not None and not _fits(trace, variation.replay):
             source = self.reference(replace(variation.source, replay=variation.replay.of_a_share)).reference
         return [

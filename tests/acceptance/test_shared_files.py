@@ -109,7 +109,7 @@ def test_a_program_that_restores_what_another_run_saved_is_unverified_and_its_tw
     [cause] = run.causes
     assert cause.code == "shared-files"
     assert str(elsewhere / "ckpts") in cause.summary
-    assert "gpudist causes shared-files" in render(verdict)
+    assert ("see shared-files" in render(verdict)) == (not verdict.reference.repeatable)  # two runs may have met alike
     assert "unseeded" not in render(verdict)
     twin = emulate.verify(write("ckpts", built=RESTORES, each=SAVES), "2x1", preload=preload)
     assert twin.is_equivalent, render(twin)

@@ -12,10 +12,10 @@ from emulate.probe.functions.state import State
 Key = tuple[Any, ...]
 Values = dict[Key, Any]
 Records = list[Values]
-"""What a step gives, record by record."""
+"""What a step gives: one dictionary for each of its records."""
 _Tensors = Sequence[Any]
 _Sum = Callable[[list[_Tensors]], _Tensors]
-"""Makes of what each share has before a sum over the replicas what all have after it."""
+"""Returns what all shares have after a sum over the replicas, from what each of them has before it."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,15 @@ class Share:
         state: The state of the step; each share makes its own of it.
         parts: Of the step.
         values: Tensors by name.
+        is_alone: What it assigns is the state of the step from then on; else other shares begin with the same state.
 
     Attributes:
-        assigned: What it has assigned to variables, by their number.
+        assigned: What it has assigned to variables, by their number; nothing where it is alone.
     """
 
-    def __init__(self, state: State, parts: Parts, values: Mapping[str, Any]) -> None:
+    def __init__(self, state: State, parts: Parts, values: Mapping[str, Any], *, is_alone: bool = False) -> None:
         self.values = dict(values)
-        self._state, self._parts = state, parts
+        self._state, self._parts, self._is_alone = state, parts, is_alone
         self.assigned: dict[int, Any] = {}
 
     def copy(self) -> Share:
@@ -58,18 +59,19 @@ class Share:
         return other
 
     def make(self, part: Part) -> None:
-        """Add what a part gives, and leave the state as it is for other shares."""
+        """Add what a part gives, and leave the state as it is for other shares, if there are some."""
         import tensorflow as tf
 
         def given(name: str) -> Any:
             dtype, _ = self._parts.spec(name)
             return tf.constant(self.values[name]) if dtype == "string" else tf.cast(self.values[name], dtype)
 
-        before = self._state.read({*part.assigns, *self.assigned})
+        assigns = [] if self._is_alone else part.assigns  # copies of all weights in each step are not made for nothing
+        before = self._state.read({*assigns, *self.assigned})
         try:
             self._state.assign(self.assigned)
             made = part.function(*map(given, part.inputs))
-            self.assigned |= self._state.read(part.assigns)
+            self.assigned |= self._state.read(assigns)
         finally:
             self._state.assign(before)
         self.values |= zip(part.fetched, made, strict=True)

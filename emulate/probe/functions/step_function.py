@@ -133,10 +133,7 @@ class StepFunction:
     def gradients_by_loss(
         self, number: int, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
     ) -> list[list[Values]]:
-        """Return the gradients of each share's loss alone, which pass through all shares, as `gradients` does otherwise.
-
-        The backward pass is linear in the gradient that it begins with. What a share gives whose own loss does not count is
-        what it gives with it less what it gives if no gradient comes from other shares.
+        """Return what `gradients` returns, of each share's loss alone: its gradients pass through all shares.
 
         Args:
             number: As there.
@@ -167,7 +164,7 @@ class StepFunction:
             becomes one by the mean, as far as they differ: moving averages.
         """
         route = self._to_update(joins=len(shares) > 1)
-        each = [self._share(rows, whole, self._named(given)) for rows in shares]
+        each = [self._share(rows, whole, self._named(given), is_alone=len(shares) == 1) for rows in shares]
         results = route.followed(each)
         assigned = {number: _together([share.assigned[number] for share in each]) for number in each[0].assigned}
         self._state.assign(assigned)
@@ -186,9 +183,11 @@ class StepFunction:
         pairs = zip(self.records, given, strict=False)
         return {record.tensors[key]: value for record, values in pairs for key, value in values.items() if key[0] in GIVEN}
 
-    def _share(self, rows: Mapping[Key, Any], whole: Mapping[Key, Any], named: Mapping[str, Any]) -> Share:
+    def _share(
+        self, rows: Mapping[Key, Any], whole: Mapping[Key, Any], named: Mapping[str, Any], *, is_alone: bool = False
+    ) -> Share:
         values = {name: rows[key] for key, name in self._rows.items()} | {name: whole[key] for name, key in self._whole.items()}
-        return Share(self._state, self._parts, values | dict(named))
+        return Share(self._state, self._parts, values | dict(named), is_alone=is_alone)
 
     def _given_names(self, records: Sequence[Fetched]) -> list[str]:
         return list(dict.fromkeys(name for record in records for key, name in record.tensors.items() if key[0] in GIVEN))
