@@ -1,6 +1,6 @@
 """Record a program while it runs, and write the trace."""
 
-from emulate.probe.batch_norm import SYNCHRONIZED, by_share, shares_of
+from emulate.probe.batch_norm import CENTERED, SYNCHRONIZED, by_share, shares_of
 from emulate.probe.functions import count_operations, counts_the_batch, evaluate, fixed_batches, is_eager, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
@@ -12,6 +12,7 @@ from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, Variab
 from emulate.probe.trace_writer import TraceWriter
 
 __all__ = [
+    "CENTERED",
     "FORMAT",
     "IN_32_BITS",
     "SAME_ON_ONE_DEVICE",

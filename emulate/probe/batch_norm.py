@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from emulate.probe import upstream
 
 SYNCHRONIZED = "batchnorm-synchronized"
+CENTERED = "batchnorm-centered"
 _BY_SHARE = "batchnorm-by-share "
 
 
@@ -57,6 +58,8 @@ def install(package: str, switches: Collection[str]) -> None:
     shares = shares_of(switches)
     if SYNCHRONIZED in switches:
         _synchronize(upstream.batchnorm_class(package))
+    if CENTERED in switches:
+        _center(upstream.batchnorm_class(package))
     if shares:
         _normalize_by_share(upstream.batchnorm_class(package), shares)
 
@@ -68,6 +71,27 @@ def _synchronize(cls: Any) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.synchronized = True
         return original(self, *args, **kwargs)
+
+    cls.call = call
+
+
+def _center(cls: Any) -> None:
+    """Take the mean of all rows off the inputs of synchronized layers: Keras's E(x^2) - E(x)^2 cancels where it is large."""
+    original = cls.call
+
+    @functools.wraps(original)
+    def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        if context is not None and getattr(self, "synchronized", False):
+            inputs = tf.convert_to_tensor(inputs)
+            axes = sorted({*range(inputs.shape.rank)} - {axis % inputs.shape.rank for axis in tf.nest.flatten(self.axis)})
+            for _ in range(3):  # in 8 bits each time, so that the mean is the same however the rows are added up
+                sums = [tf.reduce_sum(values, axes, keepdims=True) for values in (inputs, tf.ones_like(inputs))]
+                whole, count = context.all_reduce("SUM", [tf.stop_gradient(value) for value in sums])
+                inputs -= tf.cast(tf.cast(tf.math.divide_no_nan(whole, count), tf.bfloat16), inputs.dtype)
+        return original(self, inputs, *args, **kwargs)
 
     cls.call = call
 

@@ -40,7 +40,7 @@ class Body:
         tape: (gradients, variables) of tapes, for loops without a known optimizer.
         last_tape: What the last tape gave gradients of, and how many draws were made before.
         at_tape: Values of variables, by their id, when a tape first gave a gradient of them.
-        draws: Samples of the random draws made so far.
+        draws: Samples of the random draws made so far, by number; of one for the batch as a whole by the name of its place.
         models: Outermost layers called: their variables that are not trained are recorded too.
         applied: True once an optimizer's apply in this very graph has taken the inputs along.
         taped: True once a gradient was taken in it. A body that applies without one was given its gradients.
@@ -71,7 +71,7 @@ class Body:
         self.tape: list[tuple[list[Any], list[Any]]] = []
         self.last_tape: tuple[list[Any], int] = ([], 0)
         self.at_tape: dict[int, Any] = {}
-        self.draws: list[Any] = []
+        self.draws: list[tuple[tuple[Any, ...], Any]] = []
         self.models: dict[int, Any] = {}
         self.row_keys: RowKeys | None = None
         self.applied = False
@@ -124,6 +124,11 @@ class Body:
 
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return [t for t in tensors if graph is None or getattr(t, "graph", graph) is graph]
+
+    @property
+    def drawn(self) -> list[tuple[tuple[Any, ...], Any]]:
+        """Return the samples of draws that can be used here."""
+        return [(key, sample) for key, sample in self.draws if self.reachable([sample])]
 
     def begin_pass(self) -> None:
         """Count from the first what the function does: it is called once more where it gets one share after the other."""

@@ -4,7 +4,8 @@ Dropout masks and noise follow a row's position in the batch and, in some strate
 sharded batch would draw the same. So a draw of shape [rows, ...] is replaced by one that depends on the seed, the place in the
 program and the contents of the row alone (draw_keys.py); a draw without the batch's leading dimension by one of seed and place.
 What the program draws by itself is made besides and recorded, so that one run shows both. Only what replicas draw for
-something else than rows (the noise of a gradient) can make a difference that is gone then: for it a run is made with own draws.
+something else than rows (a coin for the whole batch, its negatives, the noise of a gradient) can make a difference that is gone
+then: for it a run is made with own draws, which shows whether the replicas draw the same (`judge.py` says so).
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import distributions, upstream
 from emulate.probe.draw_keys import RowKeys, mixed
+from emulate.probe.lines import note
+from emulate.probe.reports import program_caller
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -31,11 +36,13 @@ _bypass = threading.local()
 def install(probe: Probe) -> None:
     """Wrap the ops behind every draw."""
     for module, name, distribution in upstream.random_ops():
-        _wrap(probe, module, name, distribution)
+        _wrap(module, name, functools.partial(_draw, probe, distribution))
     for module, name in upstream.shuffles():
-        _wrap_whole(probe, module, name, _shuffled)
+        _wrap(module, name, functools.partial(_draw_whole, probe, _shuffled))
     for module, name in upstream.candidate_samplers():
-        _wrap_whole(probe, module, name, _seeded)
+        _wrap(module, name, functools.partial(_draw_whole, probe, _candidates))
+    for module, name, generator in upstream.python_draws():
+        _wrap(module, name, functools.partial(_draw_in_python, probe, generator))
     _leave_creation_alone()
 
 
@@ -54,66 +61,110 @@ def _leave_creation_alone() -> None:
     kind.__call__ = create
 
 
-def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
-    import tensorflow as tf
-
+def _wrap(module: Any, name: str, drawn: Callable[..., Any]) -> None:
+    """Let `drawn` draw in a replica's step: it gets what is wrapped, the replica's call, the draw's number and arguments."""
     original = getattr(module, name)
-    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
         if body is None or are_unwatched():
             return original(*args, **kwargs)
-        place = body.num_draws
         body.num_draws += 1
-        template = original(*args, **kwargs)
-        is_of_weight = _is_of_a_weight(body, template, place)
-        probe.facts["own_draws"] = probe.facts["own_draws"] or is_of_weight or not template.shape.rank
-        if body.is_here():  # the program's own, also where others take their place: two runs must make the same
-            # A few whole numbers may be the same on replicas by chance, and what is drawn for a weight is to be.
-            may_be_same = distribution in distributions.WHOLE or not template.dtype.is_floating or is_of_weight
-            body.draws.append(_sample(template, body.number if may_be_same else None))
-        _count_rows(probe, body, template, place)
-        if probe.plan.own_draws:
-            return template
-        given = signature.bind(*args, **kwargs).arguments
-        if distribution == "categorical":
-            drawn = _categorical(probe, body, template, place, given)
-        else:
-            drawn = _keyed(probe, body, template, place, distribution, given)
-        return tf.identity(drawn, distributions.DRAWN)
+        return drawn(original, body, body.num_draws - 1, args, kwargs)
 
     setattr(module, name, draw)
 
 
-def _wrap_whole(probe: Probe, module: Any, name: str, replace: Callable[..., Any]) -> None:
-    """Replace what is drawn for a batch as a whole in comparison runs, by the operation and its arguments."""
+def _draw(probe: Probe, distribution: str, original: Any, body: bodies.Body, place: int, args: Any, kwargs: Any) -> Any:
+    """Draw numbers that may be for rows."""
     import tensorflow as tf
 
-    original = getattr(module, name)
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        body = bodies.current()
-        if body is None or getattr(_bypass, "on", False):
-            return original(*args, **kwargs)
-        place = body.num_draws
-        body.num_draws += 1
-        if body.is_here():  # that there was a draw; whether replicas drew the same says nothing of their rows
-            body.draws.append(tf.cast(tf.reshape(body.number, [1]), tf.int64))
-        if probe.plan.own_draws:
-            return original(*args, **kwargs)
-        return replace(probe, body, place, original, signature.bind(*args, **kwargs).arguments)
-
-    setattr(module, name, draw)
+    template = original(*args, **kwargs)
+    # A few whole numbers may be the same on replicas by chance.
+    may_be_same = distribution in distributions.WHOLE or not template.dtype.is_floating
+    _observe(probe, body, place, template, _sample(template, body.number if may_be_same else None))
+    _count_rows(probe, body, template, place)
+    if probe.plan.own_draws:
+        return template
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    if distribution == "categorical":
+        drawn = _categorical(probe, body, template, place, given)
+    else:
+        drawn = _keyed(probe, body, template, place, distribution, given)
+    return tf.identity(drawn, distributions.DRAWN)
 
 
-def _seeded(probe: Probe, body: bodies.Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Draw the same candidates on each replica in each step (for a sampled softmax, noise contrastive estimation)."""
+def _draw_whole(probe: Probe, replace: Any, original: Any, body: bodies.Body, place: int, args: Any, kwargs: Any) -> Any:
+    """Draw for a batch as a whole; in comparison runs by `replace`, which gets the operation and its arguments."""
+    import tensorflow as tf
+
+    own = original(*args, **kwargs)
+    # Of a shuffle that there was one: whether replicas draw the same says nothing of their rows.
+    of_rows = None if isinstance(own, tuple) else tf.cast(tf.reshape(body.number, [1]), tf.int64)
+    _observe(probe, body, place, own if of_rows is not None else own[0], of_rows)
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    return own if probe.plan.own_draws else replace(probe, body, place, original, given)
+
+
+def _draw_in_python(probe: Probe, generator: Any, original: Any, body: bodies.Body, place: int, args: Any, kwargs: Any) -> Any:
+    """Draw from a global generator of Python or NumPy; in comparison runs from one of seed and place."""
+    import tensorflow as tf
+
+    if program_caller(sys._getframe(2)) is None:
+        body.num_draws -= 1  # a library's, for the seed of a layer that it builds on the first replica
+        return original(*args, **kwargs)
+    draw = original if probe.plan.own_draws else getattr(generator(probe.plan.seed + place), original.__name__)
+    drawn = draw(*args, **kwargs)
+    sample = zlib.crc32(repr((drawn, args)).encode())  # a shuffle changes what it is given
+    _observe(probe, body, place, tf.constant(sample, tf.int64), None)
+    return drawn
+
+
+def _observe(probe: Probe, body: bodies.Body, place: int, value: Any, of_rows: Any) -> None:
+    """Record a sample of what the program draws, also where others take its place: two runs must make the same.
+
+    Args:
+        probe: What records.
+        body: The replica's call.
+        place: The number of the draw in it.
+        value: What is drawn.
+        of_rows: The sample if it is drawn for rows; None where it never is.
+    """
+    key: tuple[Any, ...] = ("draw", len(body.draws))
+    if of_rows is None or _is_of_all_rows(body, value, place):
+        key, of_rows = ("draw", _named(body, place)), _sample(value, None)
+        probe.facts["own_draws"] = True
+        note(probe, "draw", {"of": key[1], "shape": value.shape.as_list()})
+    if body.is_here():
+        body.draws.append((key, of_rows))
+
+
+def _is_of_all_rows(body: bodies.Body, value: Any, place: int) -> bool:
+    """Return whether a draw is for the batch as a whole: it has no entry for each example."""
+    if value.shape.rank == 0:
+        return True
+    numbers = {tensor.shape[0] for _, tensor in body.inputs if tensor.shape.rank}
+    is_known = bool(numbers) and bool(value.shape.is_fully_defined())
+    return (is_known and value.shape[0] not in numbers) or _is_of_a_weight(body, value, place)
+
+
+def _candidates(probe: Probe, body: bodies.Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Draw the same candidates on each replica in each step (for a sampled softmax, noise contrastive estimation).
+
+    The operation goes on from its last draw each time that it runs, so it runs once here, for the true classes that any example
+    may have: what it expects of them depends on the draw.
+    """
+    import tensorflow as tf
+
     del body
-    return original(**{**given, "seed": (probe.plan.seed & 0x7FFFFFFF) + 1, "seed2": place + 1})
+    number, seed = given.get("range_max", 0), probe.plan.seed & 0x7FFFFFFF
+    if not 0 < number <= 1 << 24:  # all candidates are none that is drawn; a table of more classes takes much memory
+        return original(**given)
+    with tf.init_scope():
+        every = {"true_classes": tf.range(number, dtype=tf.int64)[None], "num_true": number}
+        drawn, of_true, of_drawn = original(**{**given, **every, "seed": seed + 1, "seed2": place + 1})
+    return tf.identity(drawn), tf.gather(of_true[0], given["true_classes"]), tf.identity(of_drawn)
 
 
 def _shuffled(probe: Probe, body: bodies.Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:

@@ -307,7 +307,7 @@ class Probe:
         if body.tape and not self.facts["optimizers"]:
             self.tape_step(body)
             return
-        tensors = [*body.inputs, *((("draw", k), draw) for k, draw in enumerate(body.reachable(body.draws)))]
+        tensors = [*body.inputs, *body.drawn]
         tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
         if body.inputs and body.is_here():
             about = {"replica": body.replica, "taped": body.taped, "kept_by": body.kept_by}
@@ -406,7 +406,7 @@ class Probe:
             tensors += self._taped_tensors(body, pairs)
             tensors += body.inputs
             tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
-            tensors += [(("draw", k), draw) for k, draw in enumerate(body.reachable(body.draws))]
+            tensors += body.drawn
             body.applied = True
             about = about | {"kept_by": body.kept_by}
             body.objective, body.tape, body.draws = [], [], []
@@ -482,11 +482,12 @@ def _is_count_of_each(variable: Any) -> bool:
     """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
     import tensorflow as tf
 
-    if is_of_metric(upstream.tf_variable(variable)):
+    inner = upstream.tf_variable(variable)  # of Keras 3, whose own variables say it in words
+    if is_of_metric(inner):
         return True
-    if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
+    if getattr(inner, "synchronization", None) != tf.VariableSynchronization.ON_READ:
         return False
-    return bool(variable.aggregation == tf.VariableAggregation.SUM)
+    return bool(inner.aggregation == tf.VariableAggregation.SUM)
 
 
 class _Same:

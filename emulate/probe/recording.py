@@ -203,7 +203,7 @@ class Recording:
             self._outside.pop((replica, name), None)
         self._outside |= {(replica, name): (optimizer, index) for name in about.get("outside", ())}
         event |= _objective(record)
-        event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]
+        event["draws"] = _draws(record)
         if about.get("apply_only"):
             runs = self._taped.take(optimizer, [replica])
             event |= _without_inputs(event) | joined(runs) if runs else {}
@@ -403,7 +403,8 @@ def _objective(record: Record) -> dict[str, Any]:
 
 
 def _draws(record: Record) -> list[str]:
-    return [digest(value) for key, value in record.values if key[0] == "draw"]
+    drawn = [(key[1], digest(value)) for key, value in record.values if key[0] == "draw"]
+    return [f"{place}={name}" if isinstance(place, str) else name for place, name in drawn]
 
 
 def _shard(record: Record, name: Any) -> Shard | None:

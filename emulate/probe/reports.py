@@ -75,10 +75,9 @@ class _Places:
 
 def _line(result: Any, frame: Any) -> str:
     """Return the program's line of a reduction. For code converted by autograph, the operation tells it."""
-    import tensorflow as tf
-
-    if tf.is_tensor(result) and not tf.executing_eagerly():
-        return upstream.line_of(result.op)
+    operation = getattr(result, "op", None)  # an eager tensor has none, also one that a `tf.function` captures
+    if operation is not None:
+        return upstream.line_of(operation)
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 

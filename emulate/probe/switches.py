@@ -58,13 +58,14 @@ def _wrap_clip(probe: Probe, name: str) -> None:
     original = getattr(tf, name)
 
     @functools.wraps(original)
-    def clip(value: Any, *args: Any, **kwargs: Any) -> Any:
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        value = args[0] if args else next(kwargs[name] for name in ("t", "t_list") if name in kwargs)
         body = bodies.current()
         if body is None or _is_of_a_loss(body, value) or _is_keras_own(sys._getframe(1)):
-            return original(value, *args, **kwargs)
+            return original(*args, **kwargs)
         probe.facts["clipped_by"] += [name] if name not in probe.facts["clipped_by"] else []
         if "no-clipping" not in probe.plan.switches:
-            return original(value, *args, **kwargs)
+            return original(*args, **kwargs)
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
 
     setattr(tf, name, clip)

@@ -161,7 +161,8 @@ class Step:
         gradients: The local gradient of each variable as it entered the optimizer (before clipping and before the sum).
         weights: Each variable after the step.
         objective: What the gradient was taken of: the sum of the local loss, None where no tape was seen.
-        draws: Digest of each random draw, in the order in which the step makes them.
+        draws: Digest of each random draw, in the order in which the step makes them; of one that is for the batch as a whole
+            with its place before it, `PLACE=DIGEST`.
         row_inputs: Which of `inputs` are rows of the batch.
         state: Variables that the step assigned itself, neither the model's nor the optimizer's, after the step.
         sums: Of gradients of which a part was kept, the sum over the replicas of this host; with its last replica alone.

@@ -310,6 +310,17 @@ def candidate_samplers() -> list[tuple[Any, str]]:
     return [(module, f"{kind}_candidate_sampler") for kind in kinds]
 
 
+def python_draws() -> list[tuple[Any, str, Any]]:
+    """Return (module, function, maker of a generator by a seed) of each draw from the global generators of Python and NumPy."""
+    import random
+
+    import numpy as np
+
+    makers = ((random, random.Random), (np.random, np.random.RandomState))
+    every = [(module, name, maker) for module, maker in makers for name in {*dir(maker)} & {*vars(module)}]
+    return [draw for draw in every if not (draw[1].startswith("_") or "seed" in draw[1] or "state" in draw[1])]
+
+
 def local_copies(variable: Any) -> list[Any]:
     """Return the plain tf.Variables of a Keras 3, tf_keras or tf.distribute variable: one for each local replica."""
     inner = getattr(variable, "_value", None) if type(variable).__module__.startswith(KERAS_3) else variable

@@ -54,6 +54,8 @@ def one_factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
     Returns:
         The factor, None where there is none.
     """
+    if not all(np.isfinite(change).all() for pair in changes for change in pair):
+        return None
     size = sum(float(np.dot(b, b)) for _, b in changes)
     factor = sum(float(np.dot(a, b)) for a, b in changes) / size if size else 0.0
     left = sum(norm(a - factor * b) ** 2 for a, b in changes)

@@ -30,6 +30,13 @@ def weight_of(step: StepOfAll, tensor: str) -> StoredArray | None:
     return kept(step[replica].weights[tensor] for replica in sorted(step) if tensor in step[replica].weights)
 
 
+def copies_of(step: StepOfAll, tensor: str) -> list[StoredArray]:
+    """Return each replica's value of a variable that no gradient changes, where the replicas keep different ones."""
+    values = [local.weights[tensor] for local in step.values() if tensor in local.weights]
+    first, differ = kept(values), len({value.digest for value in values}) > 1
+    return [value.array or first for value in values] if first and differ and not values[0].trainable else []
+
+
 def state_of(step: StepOfAll, name: str) -> StoredArray | None:
     """Return the first replica's value of a variable that the step assigned itself."""
     return kept(step[replica].state[name] for replica in sorted(step) if name in step[replica].state)

@@ -16,6 +16,7 @@ from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import objective
+from emulate.verify.lines import located
 from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.step_graph import step_graph
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples, StepGraph
@@ -125,9 +126,10 @@ def judge(
     if _has_workers_with_data(case):
         causes = tuple(cause for cause in causes if cause.code not in _OF_ROWS)
     deciding = _deciding(causes)
-    own_rows: list[str] = []
+    told = _drawn_apart(case)
     if grows and deciding and all(cause.code in _OF_OWN_ROWS for cause in deciding):
-        advice, own_rows = _as_advice(deciding)
+        advice, note = _as_advice(deciding)
+        told += note
         causes, deciding = (*(cause for cause in causes if cause not in deciding), *advice), []
     verdict, missing = _verdict(case, deciding, allow)
     if verdict in ("equivalent", BY_DESIGN, "unverified"):
@@ -157,9 +159,7 @@ def judge(
             )
         ),
         notes=tuple(
-            dict.fromkeys(
-                (*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *own_rows)
-            )
+            dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *told))
         ),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
@@ -285,6 +285,28 @@ def _of_first(case: Case) -> list[str]:
     return [_OF_FIRST.format(names_in_words(names))] if names and not case.has("variable-aggregation") else []
 
 
+def _drawn_apart(case: Case) -> list[str]:
+    """Note what each replica draws for its batch as a whole, where one device has one draw.
+
+    In both runs it has the same shape: what is drawn for each example has as many entries as a batch.
+    """
+    apart: set[str] = set()
+    for step in (step for name in case.untouched.optimizers for step in complete(case.untouched, name)):
+        places = [draw.rpartition("=")[0] for draw in {draw for local in step.values() for draw in local.draws if "=" in draw}]
+        apart |= {place for place in places if places.count(place) > 1}
+    alone, ours = (
+        {event["of"]: event for _, event in trace.of("made") if event["kind"] == "draw"}
+        for trace in (case.plain, case.untouched)
+    )
+    lines = [ours[of]["line"] for of in ours if of in apart and alone.get(of, {}).get("shape") == ours[of]["shape"]]
+    return [_DRAWN_APART.format(numbers(location.place for location in located(lines)))] if lines else []
+
+
+_DRAWN_APART = (
+    "Each replica makes its own random draw for its whole part of the batch at {}, where one device makes one draw for the "
+    "batch: by design of tf.distribute, as with Dropout. gpudist compared with equal draws. For equal draws give the "
+    "operation a `seed`, or draw outside of `Strategy.run`."
+)
 _OF_FIRST = (
     "What the first replica assigns to {} (aggregation ONLY_FIRST_REPLICA) is not what one device has: numbers that the "
     "program makes of it do not cover the other replicas."

@@ -11,7 +11,7 @@ import numpy as np
 from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arrays import Floats, aligned, eps_of, finite_difference, is_numeric, largest, norm
 from emulate.verify.compared_runs import Runs, complete
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
+from emulate.verify.gradients import StepOfAll, copies_of, gradients_of, names_of, objective, state_of, total, weight_of
 from emulate.verify.measure import Measure, coarsest_unit, measure, same_shape
 from emulate.verify.measured_final_weights import final_weights
 from emulate.verify.measured_reports import reports
@@ -182,7 +182,12 @@ def _variables(
         if a is None or b is None or not (is_numeric(b) or kind == "variable") or not same_shape([a, b]):
             continue
         stored = [value_of(step, tensor) for step in beside]
-        arrays = aligned([a, b, *(array for array in stored if array is not None)])
+        copies = copies_of(ours, tensor) if kind == "weight" else []
+        arrays = aligned([*copies, a, b, *(array for array in stored if array is not None)])
+        # Each replica may keep its part of a sum, which an optimizer adds up later.
+        summed, arrays = total(arrays[: len(copies)], "sum"), arrays[len(copies) :]
+        if copies and norm(summed - arrays[1]) < norm(arrays[0] - arrays[1]):
+            arrays[0] = summed
         rest = iter(arrays[2:])
         noise = [arrays[1] if array is None else next(rest) for array in stored]
         key, eps, many = Key(kind, optimizer, tensor), eps_of(b.dtype), len(runs.noise)

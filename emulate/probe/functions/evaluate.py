@@ -144,7 +144,10 @@ class _Evaluation:
         self._made[optimizer] += 1
         for step in self._leader.steps(optimizer)[index : index + 1]:
             weights = [(name, value) for local in step.values() for name, value in local.weights.items()]
-            self._take(function, {name: value for name, value in reversed(weights) if value.array is not None})
+            # Replicas that keep parts of something have them of their own: this run has what they make together.
+            own = [name for name, _ in {(name, value.digest) for name, value in weights if not value.trainable}]
+            whole = [(name, value) for name, value in reversed(weights) if own.count(name) < 2]
+            self._take(function, {name: value for name, value in whole if value.array is not None})
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:

@@ -82,7 +82,8 @@ class Functions:
         if number == len(self._kept):
             self._kept.append(_Kept(graph))
         about = about | {"function": number}
-        self._kept[number].sites.append((kind, about, [key for key, _ in tensors], [tensor for _, tensor in tensors]))
+        in_graph = [tf.convert_to_tensor(tensor) for _, tensor in tensors]  # the graph's own, of an eager tensor too
+        self._kept[number].sites.append((kind, about, [key for key, _ in tensors], in_graph))
         self._note_state(graph)
         return {"function": number}
 
@@ -98,7 +99,8 @@ class Functions:
             return args, kwargs
 
         def own(value: Any) -> Any:
-            is_given = isinstance(value, tf.Tensor) and value.op.type == "Placeholder"
+            operation = getattr(value, "op", None)  # an eager tensor that a `tf.function` captures has none
+            is_given = isinstance(value, tf.Tensor) and operation is not None and operation.type == "Placeholder"
             return tf.identity(value) if is_given and value.dtype not in (tf.resource, tf.variant) else value
 
         args, kwargs = tf.nest.map_structure(own, (args, kwargs))

@@ -63,7 +63,7 @@ def describe(graph: Any, ends: Collection[Any], loss: Collection[Any], rows: Col
     Returns:
         The description.
     """
-    builder = _Builder(ReplicaGraph())
+    builder = _Builder(ReplicaGraph(), rows)
     own, before = walks.region(ends, rows, owner), walks.region(loss, rows, owner)
     for operation in graph.get_operations():
         if operation in own and owner(operation) and operation.type not in _NOT_LISTED:
@@ -78,8 +78,8 @@ _NOT_LISTED = ("Placeholder", "Const", "Identity")
 
 
 class _Builder:
-    def __init__(self, graph: ReplicaGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: ReplicaGraph, rows: Collection[Any]) -> None:
+        self.graph, self._rows = graph, rows
         self._places: dict[Any, int] = {}
         self._leaves: dict[walks.Key, int] = {}
         virtual = graph_functions.virtual_replicas()
@@ -113,6 +113,8 @@ class _Builder:
 
         if key == self._number:
             return "number"
+        if key in self._rows:
+            return None  # examples, also those of a batch that the program captures
         if tensor.op.type == "Const":
             return _kept(tf.make_ndarray(tensor.op.get_attr("value")))
         outer = next((outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor), None)

@@ -60,10 +60,11 @@ class StepLines:
 
         tensors = []
         for value in tf.nest.flatten(values):
-            parts = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
+            if not tf.is_tensor(value) or hasattr(value, "assign"):
+                continue
+            is_sparse = isinstance(value, tf.IndexedSlices)
+            parts = [value.values, value.indices] if is_sparse else tf.nest.flatten(value, expand_composites=True)
             for tensor in parts:
-                if not tf.is_tensor(tensor) or hasattr(tensor, "assign"):
-                    continue
                 is_eager = hasattr(tensor, "numpy")
                 tensors += [self.eager.value(tensor)] if is_eager and self.eager else [] if is_eager else [tensor]
         return tensors

@@ -9,7 +9,7 @@ from dataclasses import replace
 from emulate.errors import UsageError
 from emulate.verify.case import Case
 from emulate.verify.causes.accumulation import ACCUMULATION
-from emulate.verify.causes.batchnorm import BATCHNORM
+from emulate.verify.causes.batchnorm import BATCHNORM, BATCHNORM_CANCELLED
 from emulate.verify.causes.cause import Cause
 from emulate.verify.causes.checkpoint_conflict import CHECKPOINT_CONFLICT
 from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
@@ -72,6 +72,7 @@ _CAUSES: tuple[Cause, ...] = (
     MISSING_ALL_REDUCE,
     REPLICAS_DISAGREE,
     BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
+    BATCHNORM_CANCELLED,
     VARIABLE_AGGREGATION,  # before what follows from it
     EMPTY_SHARD,
     NAN,

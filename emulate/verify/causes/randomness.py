@@ -76,7 +76,7 @@ def _identical_in(case: Case, trace: Trace) -> Sign | None:
 
 def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) -> Sign | None:
     """Check for some replicas that draw the same: draws for a shard of another size have another shape."""
-    drawing = [step for step in steps if any(local.draws for local in step.values())]
+    drawing = [step for step in steps if any(map(_of_rows, step.values()))]
     alike = [groups for step in drawing if (groups := _groups(step))]
     if not alike:
         return None
@@ -98,11 +98,16 @@ def _sign(case: Case, summary: str, evidence: str) -> Sign:
     return Sign(summary, evidence, None if case.facts.dropout else _OF_OTHER_DRAWS)
 
 
+def _of_rows(local: Step) -> list[str]:
+    """Return the draws for examples: what is drawn for a batch as a whole is the same on one device, too."""
+    return [draw for draw in dict.fromkeys(local.draws) if "=" not in draw]
+
+
 def _groups(step: StepOfAll) -> dict[str, list[int]]:
     """Return the replicas of each draw that more than one replica made."""
     by_draw: dict[str, list[int]] = defaultdict(list)
     for replica, local in sorted(step.items()):
-        for draw in dict.fromkeys(local.draws):
+        for draw in _of_rows(local):
             by_draw[draw].append(replica)
     return {draw: replicas for draw, replicas in by_draw.items() if len(replicas) > 1}
 
@@ -111,7 +116,7 @@ def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
     """Return the draws that all owners made; None with one owner, or if the first made none."""
     draws: dict[int, set[str]] = {}
     for _, local in sorted(step.items()):
-        draws.setdefault(owner(local), set()).update(local.draws)
+        draws.setdefault(owner(local), set()).update(_of_rows(local))
     each = list(draws.values())
     return set.intersection(*each) if len(each) > 1 and each[0] else None
 

@@ -77,10 +77,13 @@ def _arrays(steps: list[Step]) -> dict[int, list[Array]]:
 
 
 def _static_inputs(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
-    """Return arguments that no step changes, with other lengths than those that change: labels may be constant, too."""
+    """Return arguments that no step changes, with other lengths than those that change: labels may be constant, too.
+
+    Where all rows are equal, a replica that has some of them has all that they say.
+    """
     same = _same(arrays)
     batch = {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
-    return {at: array for at, array in same.items() if batch and len(array) not in batch}
+    return {at: array for at, array in same.items() if batch and len(array) not in batch and (array != array[:1]).any()}
 
 
 def _same(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
