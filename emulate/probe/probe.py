@@ -482,12 +482,11 @@ def _is_count_of_each(variable: Any) -> bool:
     """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
     import tensorflow as tf
 
-    inner = upstream.tf_variable(variable)  # of Keras 3, whose own variables say it in words
-    if is_of_metric(inner):
+    if is_of_metric(upstream.tf_variable(variable)):
         return True
-    if getattr(inner, "synchronization", None) != tf.VariableSynchronization.ON_READ:
+    if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
         return False
-    return bool(inner.aggregation == tf.VariableAggregation.SUM)
+    return bool(variable.aggregation == tf.VariableAggregation.SUM)
 
 
 class _Same:

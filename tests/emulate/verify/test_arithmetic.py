@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emulate.verify import arithmetic
-from emulate.verify.arithmetic import fit_step
+from emulate.verify.arithmetic import fit_step, one_factor
 from emulate.verify.fit import Fit
 from emulate.verify.gradients import GradientView
 
@@ -57,3 +57,9 @@ def test_weights_of_replicas_and_a_term_without_examples_are_told_apart(
     assert found.shares == pytest.approx(shares, rel=1e-5)
     assert found.decay["kernel"][0] == pytest.approx(0.25, rel=1e-5)
     assert not found.uneven
+
+
+@pytest.mark.filterwarnings("error")
+def test_changes_that_are_not_finite_have_no_factor_and_no_warning() -> None:
+    assert one_factor([(np.array([np.inf, 1.0]), np.array([1.0, 1.0]))]) is None
+    assert one_factor([(np.array([2.0, 4.0]), np.array([1.0, 2.0]))]) == 2.0

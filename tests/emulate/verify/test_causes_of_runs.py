@@ -277,6 +277,33 @@ def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowe
     assert (allowed.verdict, allowed.causes[0].allowed) == ("equivalent", True)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "shapes", "is_noted"), [("kr", "[] []", True), ("k", "[] []", False), ("kr", "[8] [2]", False)]
+)
+def test_a_draw_for_the_batch_as_a_whole_is_noted_where_replicas_make_others(
+    folder: Folder, numbers: str, shapes: str, is_noted: bool
+) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            draws = [f"main.step:3 0={k}{r if 'r' in numbers else ''}"]
+            made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, rows=rows, objective=0.25, draws=draws)
+
+    case = hand_made(folder, topology)
+    for trace, shape in zip((case.plain, case.untouched), shapes.split(), strict=True):
+        event = {
+            "event": "made",
+            "kind": "draw",
+            "of": "main.step:3 0",
+            "shape": shape,
+            "line": {"file": "train.py", "line": 7},
+        }
+        trace.events.append((0, event))
+    found = judge(case)
+    assert (found.verdict, found.causes) == ("equivalent", ())  # nor are equal ones the masks of dropout
+    assert any("draw for its whole part of the batch at train.py:7, where" in note for note in found.notes) is is_noted
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_draws_that_are_the_same_because_hosts_were_seeded_for_the_comparison_are_none_of_the_programs(
     folder: Folder, alike: bool

@@ -57,6 +57,12 @@ def test_a_table_that_every_replica_has_is_not_split(folder: Folder) -> None:
     assert "static-tensor-split" not in [cause.code for cause in judged(folder, [TABLE, TABLE]).causes]
 
 
+def test_a_part_of_a_tensor_whose_rows_are_all_equal_is_as_good_as_all_of_it(folder: Folder) -> None:
+    same = np.repeat(TABLE[:1], 10, axis=0)
+    found = judge(Case(run(folder, 1, [same]), run(folder, 2, [same[:5], same[5:]])))
+    assert (found.verdict, found.causes) == ("equivalent", ())
+
+
 def test_a_program_whose_only_batch_is_all_of_its_data_has_no_static_tensor(folder: Folder) -> None:
     found = judged(folder, [TABLE[:5], TABLE[5:]], batches_differ=False)
     assert "static-tensor-split" not in [cause.code for cause in found.causes]

@@ -213,3 +213,22 @@ def test_a_number_of_the_first_replica_is_named_where_what_is_made_of_it_differs
     assert any("the first replica assigns to seen" in note for note in found.notes) == ("variable-aggregation" not in expected)
     if expected == ["variable-aggregation"]:
         assert "seen is 4 after step 0, 8 on one device; gradients and weights agree until step 0" in found.causes[0].evidence
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, []), (0.5, ["variable-aggregation"])])
+def test_parts_that_replicas_keep_are_compared_by_what_they_make_together(
+    folder: Folder, share: float, expected: list[str]
+) -> None:
+    def accumulating(replicas: int) -> Trace:
+        def step(made: Made, k: int) -> None:
+            parts = GRADIENTS[: k + 1].sum(axis=0).reshape(replicas, -1, 16).sum(axis=1)
+            weights = np.ones(16, "f4") - np.float32(0.1) * GRADIENTS[: k + 1].sum(axis=(0, 1))
+            for r in range(replicas):
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                gradient = GRADIENTS[k].reshape(replicas, -1, 16).sum(axis=1)[r]
+                values = {"w": weights, "sum": parts[r] * np.float32(1 if replicas == 1 else share)}
+                made.step(k, {"w": gradient}, values, replica=r, rows=rows, objective=1 / replicas, frozen=["sum"])
+
+        return loop(folder.made(f"1x{replicas}"), step, weights=16)
+
+    assert codes(judge(Case(accumulating(1), accumulating(4)))) == expected

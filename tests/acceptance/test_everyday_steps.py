@@ -1,0 +1,61 @@
+"""What everyday programs do in their steps is not taken for an error: draws for a batch, captured tensors, parts of a sum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import emulate
+from emulate.cluster import Preload
+from emulate.verify import Run
+
+CASES = Path(__file__).parents[2] / "fixtures" / "everyday_cases"
+
+
+def _judged(name: str, preload: Preload) -> Run:
+    (run,) = emulate.verify(CASES / f"{name}.py", "1x4", preload=preload).runs
+    return run
+
+
+def _lines(name: str, *texts: str) -> list[str]:
+    lines = (CASES / f"{name}.py").read_text().splitlines()
+    return [f"{name}.py:{next(number for number, line in enumerate(lines, 1) if text in line)}" for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("name", "apart", "alike"),
+    [
+        ("draws_of_a_batch", ["tf.random.uniform", "tf.random.normal", "tf.random.shuffle"], ["sampled_softmax_loss"]),
+        ("python_draws", ["random.shuffle", "np.random.uniform"], []),
+    ],
+)
+def test_a_draw_for_a_whole_batch_is_named_where_replicas_draw_apart(
+    name: str, apart: list[str], alike: list[str], preload: Preload
+) -> None:
+    run = _judged(name, preload)
+    assert (run.verdict, run.causes) == ("equivalent", ())
+    (note,) = [note for note in run.notes if "its own random draw" in note]
+    assert all(line in note for line in _lines(name, *apart))
+    assert not any(line in note for line in _lines(name, *alike))
+
+
+def test_a_step_takes_captured_tensors_nested_arguments_and_none_as_without_gpudist(preload: Preload) -> None:
+    run = _judged("unusual_arguments", preload)
+    assert (run.verdict, run.causes) == ("equivalent", ())
+    assert not any("may be missing" in note or "started the program again" in note for note in run.notes)
+
+
+def test_parts_that_replicas_keep_are_compared_by_their_sum(preload: Preload) -> None:
+    run = _judged("sums_of_replicas", preload)
+    assert (run.verdict, run.causes) == ("equivalent", ())
+
+
+def test_synchronized_statistics_that_cancel_are_a_limit_of_keras_and_nothing_else(preload: Preload) -> None:
+    run = _judged("synchronized_large_mean", preload)
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["framework-limit"])
+    (cause,) = run.causes
+    assert "E(x^2) - E(x)^2" in cause.summary
+    assert "everything agrees" in cause.evidence
+    assert "gd.distributed(model)" in cause.fix
+    assert [location.line for location in cause.locations] == [12]
