@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -57,43 +57,41 @@ def install(package: str, switches: Collection[str]) -> None:
     """Change the BatchNormalization of an imported Keras as the switches say."""
     shares = shares_of(switches)
     if SYNCHRONIZED in switches:
-        _synchronize(upstream.batchnorm_class(package))
+        _before_call(upstream.batchnorm_class(package), _synchronized)
     if CENTERED in switches:
-        _center(upstream.batchnorm_class(package))
+        _before_call(upstream.batchnorm_class(package), _centered)
     if shares:
         _normalize_by_share(upstream.batchnorm_class(package), shares)
 
 
-def _synchronize(cls: Any) -> None:
-    original = cls.call
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.synchronized = True
-        return original(self, *args, **kwargs)
-
-    cls.call = call
-
-
-def _center(cls: Any) -> None:
-    """Take the mean of all rows off the inputs of synchronized layers: Keras's E(x^2) - E(x)^2 cancels where it is large."""
+def _before_call(cls: Any, prepare: Callable[[Any, Any], Any]) -> None:
+    """Call a layer's class with what `prepare` makes of the layer and its inputs."""
     original = cls.call
 
     @functools.wraps(original)
     def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
-        context = tf.distribute.get_replica_context()
-        if context is not None and getattr(self, "synchronized", False):
-            inputs = tf.convert_to_tensor(inputs)
-            axes = sorted({*range(inputs.shape.rank)} - {axis % inputs.shape.rank for axis in tf.nest.flatten(self.axis)})
-            for _ in range(3):  # in 8 bits each time, so that the mean is the same however the rows are added up
-                sums = [tf.reduce_sum(values, axes, keepdims=True) for values in (inputs, tf.ones_like(inputs))]
-                whole, count = context.all_reduce("SUM", [tf.stop_gradient(value) for value in sums])
-                inputs -= tf.cast(tf.cast(tf.math.divide_no_nan(whole, count), tf.bfloat16), inputs.dtype)
-        return original(self, inputs, *args, **kwargs)
+        return original(self, prepare(self, inputs), *args, **kwargs)
 
     cls.call = call
+
+
+def _synchronized(layer: Any, inputs: Any) -> Any:
+    layer.synchronized = True
+    return inputs
+
+
+def _centered(layer: Any, inputs: Any) -> Any:
+    """Take the mean of all rows off the inputs of a synchronized layer: Keras's E(x^2) - E(x)^2 cancels where it is large."""
+    import tensorflow as tf
+
+    context, size = tf.distribute.get_replica_context(), len(inputs.shape)
+    axes = [place for place in range(size) if not {place, place - size} & {*tf.nest.flatten(layer.axis)}]
+    # In 8 bits each time, so that the mean is the same however the rows are added up.
+    for _ in range(3 if context is not None and getattr(layer, "synchronized", False) else 0):
+        sums = [tf.reduce_sum(values, axes, keepdims=True) for values in (inputs, tf.ones_like(inputs))]
+        whole, count = context.all_reduce("SUM", [tf.stop_gradient(value) for value in sums])
+        inputs -= tf.cast(tf.cast(tf.math.divide_no_nan(whole, count), tf.bfloat16), inputs.dtype)
+    return inputs
 
 
 def _normalize_by_share(cls: Any, shares: Sequence[int]) -> None:

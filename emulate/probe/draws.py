@@ -133,9 +133,9 @@ def _observe(probe: Probe, body: bodies.Body, place: int, value: Any, of_rows: A
     """
     key: tuple[Any, ...] = ("draw", len(body.draws))
     if of_rows is None or _is_of_all_rows(body, value, place):
-        key, of_rows = ("draw", _named(body, place)), _sample(value, None)
+        key, of_rows = ("draw", f"{_named(body, place)} {value.shape}"), _sample(value, None)
         probe.facts["own_draws"] = True
-        note(probe, "draw", {"of": key[1], "shape": value.shape.as_list()})
+        note(probe, "draw", {"of": key[1]})
     if body.is_here():
         body.draws.append((key, of_rows))
 

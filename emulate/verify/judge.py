@@ -288,18 +288,16 @@ def _of_first(case: Case) -> list[str]:
 def _drawn_apart(case: Case) -> list[str]:
     """Note what each replica draws for its batch as a whole, where one device has one draw.
 
-    In both runs it has the same shape: what is drawn for each example has as many entries as a batch.
+    In both runs it has the same place and shape: what is drawn for each example has as many entries as a batch.
     """
     apart: set[str] = set()
     for step in (step for name in case.untouched.optimizers for step in complete(case.untouched, name)):
         places = [draw.rpartition("=")[0] for draw in {draw for local in step.values() for draw in local.draws if "=" in draw}]
         apart |= {place for place in places if places.count(place) > 1}
-    alone, ours = (
-        {event["of"]: event for _, event in trace.of("made") if event["kind"] == "draw"}
-        for trace in (case.plain, case.untouched)
-    )
-    lines = [ours[of]["line"] for of in ours if of in apart and alone.get(of, {}).get("shape") == ours[of]["shape"]]
-    return [_DRAWN_APART.format(numbers(location.place for location in located(lines)))] if lines else []
+    alone = {event["of"] for _, event in case.plain.of("made") if event["kind"] == "draw"}
+    ours = [event for _, event in case.untouched.of("made") if event["kind"] == "draw" and event["of"] in apart & alone]
+    lines = located(event["line"] for event in ours)
+    return [_DRAWN_APART.format(numbers(line.place for line in lines))] if lines else []
 
 
 _DRAWN_APART = (

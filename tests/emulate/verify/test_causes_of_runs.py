@@ -278,7 +278,7 @@ def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowe
 
 
 @pytest.mark.parametrize(
-    ("numbers", "shapes", "is_noted"), [("kr", "[] []", True), ("k", "[] []", False), ("kr", "[8] [2]", False)]
+    ("numbers", "shapes", "is_noted"), [("kr", "() ()", True), ("k", "() ()", False), ("kr", "(8,) (2,)", False)]
 )
 def test_a_draw_for_the_batch_as_a_whole_is_noted_where_replicas_make_others(
     folder: Folder, numbers: str, shapes: str, is_noted: bool
@@ -286,18 +286,13 @@ def test_a_draw_for_the_batch_as_a_whole_is_noted_where_replicas_make_others(
     def topology(made: Made, k: int) -> None:
         for r in range(4):
             rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
-            draws = [f"main.step:3 0={k}{r if 'r' in numbers else ''}"]
+            draws = [f"main.step:3 0 {shapes.split()[1]}={k}{r if 'r' in numbers else ''}"]
             made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, rows=rows, objective=0.25, draws=draws)
 
     case = hand_made(folder, topology)
     for trace, shape in zip((case.plain, case.untouched), shapes.split(), strict=True):
-        event = {
-            "event": "made",
-            "kind": "draw",
-            "of": "main.step:3 0",
-            "shape": shape,
-            "line": {"file": "train.py", "line": 7},
-        }
+        of = f"main.step:3 0 {shape}"
+        event = {"event": "made", "kind": "draw", "of": of, "line": {"file": "train.py", "line": 7}}
         trace.events.append((0, event))
     found = judge(case)
     assert (found.verdict, found.causes) == ("equivalent", ())  # nor are equal ones the masks of dropout
