@@ -10,12 +10,8 @@ from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.gpus import EmulatedGpus
 from emulate.devices.names import DeviceNames
 from emulate.devices.plan import DevicePlan
+from emulate.devices.virtual.hosts import OF_SEVERAL_HOSTS
 from emulate.errors import UsageError
-
-OF_SEVERAL_HOSTS = (
-    "Virtual replicas are those of MirroredStrategy on one host, or of MultiWorkerMirroredStrategy. Received: a program with "
-    "{name}. Verify it without --virtual."
-)
 
 
 def use_emulated_devices(gpus: EmulatedGpus, names: DeviceNames, choice: AllReduceChoice) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from emulate.probe import body as bodies
 from emulate.probe import rates, replay, switches, upstream
 from emulate.probe.lines import note
-from emulate.probe.variables import is_floating
+from emulate.probe.variables import is_floating, read_local
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -102,6 +102,8 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     recorded = probe.rounding.changed(name, pairs)
     applied = probe.following.applied(name, pairs, recorded)
     switches.without_clipping(probe, optimizer, inner)
+    numbers = upstream.numbers_of(optimizer) if body is not None and probe.plan.keeps_functions else []
+    before = [(variable, read_local(variable)) for variable in numbers]
     _inside.update(marked)
     try:
         result = proceed(applied)
@@ -111,7 +113,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     parts = upstream.replicas_summed(optimizer)
     kept = [(_part(gradient, parts), variable) for gradient, variable in recorded if is_floating(variable)]
     again = body is not None and body.updates.total() > 1
-    probe.step_made(name, body, replica, kept, {"reduced": reduced, "again": again})
+    probe.step_made(name, body, replica, kept, {"reduced": reduced, "again": again}, before)
     return result
 
 

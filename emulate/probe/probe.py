@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emulate import graph_functions
@@ -396,9 +396,25 @@ class Probe:
         self.send({"event": "resumed", "step": num_steps})
 
     def step_made(
-        self, optimizer: str, body: Body | None, replica: int, pairs: list[tuple[Any, Any]], about: dict[str, Any]
+        self,
+        optimizer: str,
+        body: Body | None,
+        replica: int,
+        pairs: list[tuple[Any, Any]],
+        about: dict[str, Any],
+        before: Sequence[tuple[Any, Any]] = (),
     ) -> None:
-        """Record a finished step: inputs, local gradients, weights after it; and hold it if it is the last wanted one."""
+        """Record a finished step: inputs, local gradients, weights after it; and hold it if it is the last wanted one.
+
+        Args:
+            optimizer: Its name.
+            body: The call of the program's function in a replica, if the step is made in one.
+            replica: Its number.
+            pairs: Gradients with their variables.
+            about: What is said of the step.
+            before: The optimizer's own numbers with their values before the step. Something else may change them in a graph:
+                Keras counts one more iteration where a dataset of unknown length ends.
+        """
         self.epochs.step_made()
         tensors: list[tuple[tuple[Any, ...], Any]] = []
         fused = body is not None and body.is_here()
@@ -427,6 +443,8 @@ class Probe:
         self.write_facts()
         about = {"optimizer": optimizer, "replica": replica, "shards": self.shards(variables), **about}
         about |= self.functions.see("step", about, tensors)
+        numbered = [(self.functions.variable(upstream.local_copies(variable)[0]), value) for variable, value in before]
+        tensors += [(("read", number), value) for number, value in numbered if number is not None and "function" in about]
         operation = self.recorder.hand_over("step", about, tensors)
         if not about.get("free"):
             self.recorder.gate(optimizer, replica, operation, one_more=bool(about.get("outside")))

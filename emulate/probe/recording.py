@@ -203,6 +203,8 @@ class Recording:
             self._outside.pop((replica, name), None)
         self._outside |= {(replica, name): (optimizer, index) for name in about.get("outside", ())}
         event |= _objective(record)
+        read = {key[1]: value.item() for key, value in record.values if key[0] == "read"}
+        event |= {"read": read} if read else {}
         event["draws"] = _draws(record)
         if about.get("apply_only"):
             runs = self._taped.take(optimizer, [replica])

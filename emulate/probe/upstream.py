@@ -187,6 +187,12 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", None) or getattr(optimizer, "_optimizer", None)
 
 
+def numbers_of(optimizer: Any) -> list[Any]:
+    """Return the variables of an optimizer that are single numbers: counts, rates, scales."""
+    variables = getattr(optimizer, "variables", ())
+    return [v for v in (variables() if callable(variables) else variables) if not len(v.shape)]
+
+
 def has_compiled_loss(model: Any) -> bool:
     """Return whether a Keras model (Keras 3 or 2) was compiled with a loss."""
     of_keras_2 = getattr(model, "compiled_loss", None)  # in Keras 3 a method, that is always there

@@ -59,3 +59,9 @@ def test_synchronized_statistics_that_cancel_are_a_limit_of_keras_and_nothing_el
     assert "everything agrees" in cause.evidence
     assert "gd.distributed(model)" in cause.fix
     assert [location.line for location in cause.locations] == [12]
+
+
+def test_a_step_is_judged_from_the_counts_that_it_read(preload: Preload) -> None:
+    """Where an epoch of unknown length ends, Keras counts one more iteration, which no step of the program has made."""
+    run = _judged("unknown_length", preload)
+    assert (run.verdict, run.causes) == ("equivalent", ())

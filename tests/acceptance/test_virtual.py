@@ -14,6 +14,7 @@ import pytest
 
 import emulate
 from emulate.cluster import Preload
+from emulate.errors import UsageError
 from emulate.probe import Trace
 from emulate.report import render
 
@@ -111,6 +112,13 @@ def _of_hosts(text: str, folder: Path) -> Path:
     program = folder / "train.py"
     program.write_text(text.replace("Path(__file__).resolve().parents[1]", f"Path({str(FIXTURES)!r})"))
     return program
+
+
+def test_virtual_hosts_of_gpudist_core_are_refused_and_never_wait_for_each_other(tmp_path: Path, preload: Preload) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import gpudist_core as gd\n\ngd.make_strategy()\n")
+    with pytest.raises(UsageError, match="gpudist_core.make_strategy, whose hosts wait for each other"):
+        emulate.verify(program, "2x1", virtual=True, timeout=60, preload=preload)
 
 
 @pytest.mark.parametrize("topology", ["2x2", pytest.param("2x4", marks=pytest.mark.slow)])

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.caller import calling_module, is_program
 from emulate.devices.plan import Note
+from emulate.errors import UsageError
+from emulate.imports import when_imported
 
 ASKED_FOR_HOST = "asks-for-host"
 """Code of the note that the program asks for the number of its host."""
+OF_SEVERAL_HOSTS = (
+    "Virtual replicas are those of MirroredStrategy on one host, or of MultiWorkerMirroredStrategy. Received: a program with "
+    "{name}. Verify it without --virtual."
+)
 
 
 def stand_for_hosts(num_hosts: int, num_devices: int, note: Note) -> None:
@@ -40,7 +47,20 @@ def stand_for_hosts(num_hosts: int, num_devices: int, note: Note) -> None:
     if num_hosts > 1:
         upstream.data_distribution().replicate = lambda dataset, devices: _Clones(dataset)
         _wait_for_partial_batches()
+        when_imported(_MAKE, _refuse_core)
         _see_who_asks_for_the_number(note)
+
+
+_MAKE = "gpudist_core.strategies.make"
+
+
+def _refuse_core() -> None:
+    """Refuse gpudist_core's strategy of several hosts at once: its hosts compare their data, and would wait for ever."""
+
+    def refuse(*_: object) -> None:
+        raise UsageError(OF_SEVERAL_HOSTS.format(name="gpudist_core.make_strategy, whose hosts wait for each other"))
+
+    vars(sys.modules[_MAKE])["wait_for"] = refuse
 
 
 _STATE_OF = {

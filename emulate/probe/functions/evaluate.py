@@ -332,15 +332,22 @@ class _Change:
 def _calls(trace: Trace) -> Iterator[tuple[int, Step | _Change]]:
     """Yield, in order, each function with the step that holds its rows, and each variable with what was made of it."""
     steps = {name: [next(iter(replicas.values())) for replicas in trace.steps(name)] for name in trace.optimizers}
+    call: list[tuple[int, Step | _Change]] = []  # a function with its first update's step, after what its updates read
     last: int | None = None
     for host, event in trace.events:
+        is_same = event["event"] == "step" and bool(event.get("again")) and event["function"] == last
+        if event["event"] in ("set", "step") and not is_same:
+            yield from call
+            call = []
         if event["event"] == "set":
             yield event["variable"], _Change(trace.array(host, event["value"]).read())
         if event["event"] != "step":
             continue
-        if event["optimizer"] in steps and not (event.get("again") and event["function"] == last):
-            yield event["function"], steps[event["optimizer"]][event["step"]]
+        call = [*((int(number), _Change(np.array(value))) for number, value in event.get("read", {}).items()), *call]
+        if event["optimizer"] in steps and not is_same:
+            call.append((event["function"], steps[event["optimizer"]][event["step"]]))
         last = event["function"]
+    yield from call
 
 
 def _rows(function: StepFunction, step: Step) -> dict[Key, Array]:
