@@ -300,9 +300,21 @@ _OTHER_ROWS = (
 )
 
 
+_REST = (
+    "data from step {step} on: gpudist did not see whether every example comes as often as on one device, because the run "
+    "was stopped there"
+)
+
+
 def _other_rows(case: Case) -> list[str]:
-    """Note steps of a larger batch with examples from other epochs than on one device."""
-    step = case.ledger.others_from if case.ledger else None
+    """Note steps of a larger batch with examples from other epochs, and steps after those that an allowed cause is about."""
+    ledger = case.ledger
+    if ledger is None:
+        return []
+    is_cut = not (ledger.ended and ledger.is_whole)
+    if is_cut and any(cause.allowed and cause.code in _OF_ROWS for cause in case.found):
+        return [_REST.format(step=len(ledger.topology))]
+    step = ledger.others_from
     return [] if step is None else [_OTHER_ROWS.format(step=step)]
 
 
