@@ -14,6 +14,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
+from emulate.verify.compare import ONE_RUN
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import objective
 from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts, left_to_compare
@@ -134,6 +135,8 @@ def judge(
         missing = _unordered(case, missing, asynchronous=asynchronous)
         verdict = "unverified" if missing else verdict
     base = case.base
+    # A cause that says how many steps or examples there are says it too.
+    is_told = verdict in ("failed", "hung") or any(cause.code in _OF_ROWS for cause in deciding)
     decided_on = base if verdict == "equivalent" else case.comparison
     return Judgement(
         verdict=verdict,
@@ -147,7 +150,7 @@ def judge(
         not_compared=tuple(
             dict.fromkeys(
                 (
-                    *base.not_compared,
+                    *(text for text in base.not_compared if not (is_told and ONE_RUN in text)),
                     *case.unreachable,
                     *missing,
                     *case.undecided.values(),
@@ -320,7 +323,7 @@ def _other_rows(case: Case) -> list[str]:
 
 def _changed_after(case: Case) -> list[str]:
     """Note what a program does to its weights after training: averages that it puts in their place, for example."""
-    compared = left_to_compare(case.base.runs)
+    compared = left_to_compare(case.base.runs.as_they_came)
     ends, texts = ends_of_hosts(case.untouched), []
     if names := [name for name in changed_in_the_end(case.untouched) if name not in compared]:
         after = "after the last step: weights were compared as the steps left them"

@@ -99,3 +99,10 @@ def test_a_run_that_is_stopped_says_that_the_rest_was_not_seen(folder: Folder) -
     assert [text for text in found.not_compared if text.startswith("data from step 2 on:")]
     right = judged(folder, "abcd efgh", "ab/cd ef/gh", "samples-reordered", ended=False)
     assert (right.verdict, right.not_compared) == ("equivalent", ())
+
+
+def test_that_one_run_went_further_is_said_only_where_no_cause_says_it(folder: Folder) -> None:
+    text = "step 2 of sgd (only one run went so far)"
+    assert text not in judged(folder, "abcd efgh", "ab/cd ef/gh ab/cd").not_compared
+    assert text in judged(folder, "abcd efgh", "ab/cd ef/gh ab/cd", whole=False).not_compared
+    assert text in judged(folder, "abcd efgh", "ab/cd ef/gh ab/cd", "samples-repeated").not_compared
