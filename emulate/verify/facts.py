@@ -22,6 +22,7 @@ _NAMES = (
     "casts",
     "distributed",
     "of_first",
+    "outside",
     "shared",
     "values_added",
 )
@@ -52,6 +53,7 @@ class Facts:
         compiled: Whether a Keras model is trained by a loss that it was compiled with.
         train_steps: Whether the program makes steps of gpudist_core's.
         of_first: Names of single numbers that a step assigns and that are those of the first replica.
+        outside: Names of variables that the program assigns between steps, outside of `Strategy.run`, and that no step reads.
         shared: Names of variables that a step assigns and that several replicas of a host have one of together.
         values_added: Names of variables of whose sparse gradients a step adds up the values over the replicas without the rows.
         gathers: Whether a step gathers over the replicas.
@@ -77,6 +79,7 @@ class Facts:
     casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
     of_first: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     values_added: tuple[str, ...] = ()
     asynchronous: bool = False

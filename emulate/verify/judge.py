@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -156,6 +157,7 @@ def judge(
                     *case.undecided.values(),
                     *_other_rows(case),
                     *_changed_after(case),
+                    *_kept_apart(case),
                 )
             )
         ),
@@ -332,6 +334,19 @@ def _changed_after(case: Case) -> list[str]:
         who = numbers([f"host {host}" for host, end in ends[names[0]].items() if end is not None])
         texts.append(f"the final weights of other hosts than the first: only {who} replaced {names_in_words(names)}")
     return texts
+
+
+def _kept_apart(case: Case) -> list[str]:
+    """Note variables that training changes and that no step has a value of: each replica's own, or the program's."""
+    steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)[:1]]
+    recorded = {name for step in steps for local in step.values() for name in (*local.state, *local.weights)}
+    own = [record for record in case.lines.of("assigned") if not record.get("called")]
+    texts = {
+        str(record.get("name")): f"each replica keeps its own value, {os.path.basename(record['file'])}:{record['line']}"
+        for record in own
+    }
+    texts |= dict.fromkeys(case.facts.outside, "assigned outside of Strategy.run")
+    return [f"variable {name} ({why})" for name, why in texts.items() if name not in recorded] if steps else []
 
 
 _UNSEEN_LOSS = (
