@@ -8,24 +8,9 @@ from typing import Any
 
 from emulate.probe.trace import Trace
 
-_NAMES = (
-    "batchnorm",
-    "regularized",
-    "dropout",
-    "clipped_by",
-    "apply_only",
-    "taping",
-    "repeated",
-    "cached",
-    "bfloat16",
-    "float16",
-    "casts",
-    "distributed",
-    "of_first",
-    "outside",
-    "shared",
-    "values_added",
-)
+_NAMES = """
+batchnorm regularized dropout clipped_by apply_only taping repeated cached bfloat16 float16 casts distributed
+of_first outside shared values_added"""
 _FLAGS = ("asynchronous", "compiled", "train_steps", "gathers", "joins", "joins_gradients", "numbered", "own_draws")
 
 
@@ -99,7 +84,7 @@ class Facts:
             for _, event in trace.of("program"):
                 for name in ("optimizers", "drawn"):
                     merged[name] = {**merged.get(name, {}), **event.get(name, {})}
-                for name in _NAMES:
+                for name in _NAMES.split():
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
                 for name in _FLAGS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -305,21 +304,15 @@ _OTHER_ROWS = (
 )
 
 
-_REST = (
-    "data from step {step} on: gpudist did not see whether every example comes as often as on one device, because the run "
-    "was stopped there"
-)
+_REST = "data from step {step} on: the run was stopped before gpudist saw whether all examples come as often as on one device"
 
 
 def _other_rows(case: Case) -> list[str]:
     """Note steps of a larger batch with examples from other epochs, and steps after those that an allowed cause is about."""
-    ledger = case.ledger
-    if ledger is None:
-        return []
-    is_cut = not (ledger.ended and ledger.is_whole)
-    if is_cut and any(cause.allowed and cause.code in _OF_ROWS for cause in case.found):
+    ledger, is_allowed = case.ledger, any(cause.allowed and cause.code in _OF_ROWS for cause in case.found)
+    if ledger is not None and is_allowed and not (ledger.ended and ledger.is_whole):
         return [_REST.format(step=len(ledger.topology))]
-    step = ledger.others_from
+    step = ledger.others_from if ledger else None
     return [] if step is None else [_OTHER_ROWS.format(step=step)]
 
 
@@ -341,10 +334,7 @@ def _kept_apart(case: Case) -> list[str]:
     steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)[:1]]
     recorded = {name for step in steps for local in step.values() for name in (*local.state, *local.weights)}
     own = [record for record in case.lines.of("assigned") if not record.get("called")]
-    texts = {
-        str(record.get("name")): f"each replica keeps its own value, {os.path.basename(record['file'])}:{record['line']}"
-        for record in own
-    }
+    texts = {str(record.get("name")): f"each replica keeps its own value, line {record['line']}" for record in own}
     texts |= dict.fromkeys(case.facts.outside, "assigned outside of Strategy.run")
     return [f"variable {name} ({why})" for name, why in texts.items() if name not in recorded] if steps else []
 

@@ -210,9 +210,9 @@ def _search_missing(case: Case) -> Sign | None:
     lost = ledger.samples.missing if is_displaced else ledger.lost
     if lost <= 0:
         return None
-    fewer_steps = f"There are fewer steps than on one device: {ledger.samples.missing} examples fewer in all."
-    rows = fewer_steps if ledger.only_ends_early else _FEWER.format(lost)
-    return _lost(case, ledger, rows, _TOO_FEW_STEPS if ledger.only_ends_early else None)
+    if ledger.only_ends_early:
+        return _lost(case, ledger, f"There are fewer steps than on one device: {lost} examples fewer in all.", _TOO_FEW_STEPS)
+    return _lost(case, ledger, _FEWER.format(lost), None)
 
 
 _FEWER = "Examples are lost: {} fewer than on one device."
@@ -238,15 +238,11 @@ def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
     case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     end = f"The run ends after {len(ledger.topology)} steps, one device continues. " if ledger.ends_early else ""
     wrong = _paired_otherwise(case, ledger.optimizer)
-    pairs = (
-        f". {wrong} examples are paired wrongly: each part is in an example of one device, but not together" if wrong else ""
-    )
+    pairs = f". {wrong} examples are paired wrongly: one device has their parts, but not together" if wrong else ""
     return Sign(
         rows,
-        (
-            f"{end}Step {k}, the first that differs, has {size} examples on {len(ledger.hosts)} replicas and "
-            f"{expected} on one device. {_four_numbers(ledger)}{pairs}"
-        ),
+        f"{end}Step {k}, the first that differs, has {size} examples on {len(ledger.hosts)} replicas and "
+        f"{expected} on one device. {_four_numbers(ledger)}{pairs}",
         _JOINED if wrong else fix,
     )
 
