@@ -260,18 +260,21 @@ class Ledger:
         return sum(count for row, count in ours.items() if row not in theirs)
 
     @property
-    def lost(self) -> int:
-        """Return how many examples fewer the topology saw: distinct ones or, where it came to its own end, in all.
-
-        Distinct ones if it made at least as many steps as the reference. They do not tell of equal examples, some of which are
-        lost.
-        """
+    def fewer(self) -> int:
+        """Return how many distinct examples fewer the topology saw, if it made at least as many steps as the reference."""
         ours, theirs = self._counts
         later = {
             row for step in self.topology[self.num_steps :] for row in _together(step) if row in theirs and row not in ours
         }
-        fewer = len(theirs) - len(ours) - (0 if self.grows else len(later))
-        return fewer if self.grows or not self.ended else max(fewer, -self.more)
+        return len(theirs) - len(ours) - (0 if self.grows else len(later))
+
+    @property
+    def lost(self) -> int:
+        """Return how many examples fewer the topology saw: distinct ones or, where it came to its own end, in all.
+
+        Distinct ones do not tell of equal examples, some of which are lost.
+        """
+        return self.fewer if self.grows or not self.ended else max(self.fewer, -self.more)
 
     @property
     def more(self) -> int:

@@ -51,7 +51,7 @@ def _search_batches(case: Case) -> Sign | None:
         return None
     if ledger.times_as_small > 1:
         return _divided(case, ledger)
-    if ledger.times_as_large == 1 or ledger.lost > 0:
+    if ledger.times_as_large == 1 or ledger.fewer > 0:  # a larger batch may leave more of a remainder
         return None
     size, expected = ledger.sizes(0)
     return Sign(
