@@ -9,7 +9,7 @@ class Progress(Protocol):
     """Receive the calls of a verification, from any thread; several runs may be in progress."""
 
     def expect(self, runs: int) -> None:
-        """Set the estimated number of runs. It can be called again."""
+        """Set how many runs may follow at most, again and again; 0: any number may, as gpudist looks for causes."""
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Report the start of a run. `steps` is the largest number of steps, None for all steps of the program."""
@@ -27,17 +27,7 @@ class Progress(Protocol):
 class Silent:
     """Report nothing."""
 
-    def expect(self, runs: int) -> None:
+    def expect(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    def run_started(self, label: str, steps: int | None) -> None:
-        """Do nothing."""
-
-    def step(self, label: str, step: int) -> None:
-        """Do nothing."""
-
-    def run_ended(self, label: str, outcome: str) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
+    run_started = step = run_ended = note = expect

@@ -48,7 +48,7 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         body = bodies.current()
         if body is None:
             result = original(self, *args, **kwargs)
-            probe.assigned_between_steps(self)
+            probe.assigned_between_steps(self, by_program=_is_by_program(sys._getframe(1)))
             return result
         if body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
@@ -73,6 +73,11 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
             return original(self, *args, **kwargs)
 
     setattr(cls, name, assign)
+
+
+def _is_by_program(frame: Any) -> bool:
+    """Return whether the program itself assigns, not a library, gpudist_core included."""
+    return not str(frame.f_globals.get("__name__", "")).startswith("gpudist_core.") and program_caller(frame) is not None
 
 
 def _is_of_metric(variable: Any, frame: Any) -> bool:

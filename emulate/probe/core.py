@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 STEPS = "gpudist_core.steps.train"
 COORDINATED = "gpudist_core.parameter_servers.training"
+FIT = "gpudist_core.keras_model.callbacks"
 RANDOMNESS = "gpudist_core.upstream.randomness"
 
 
@@ -21,6 +22,7 @@ def install(probe: Probe) -> None:
     """See to it once a program imports them; a program that does not is not touched."""
     when_imported(STEPS, lambda: _see_losses(probe))
     when_imported(COORDINATED, lambda: _see_coordinated(probe))
+    when_imported(FIT, lambda: reports.see_epochs_so_far(probe, sys.modules[FIT].Callbacks))
     when_imported(RANDOMNESS, lambda: _see_draws(probe))
 
 

@@ -51,7 +51,7 @@ _TRAIN_STEPS = "gpudist_core.steps.train"
 
 _LISTS = """
 batchnorm regularized dropout clipped_by apply_only taping repeated constants cached drawing of_first shared bfloat16 float16
-distributed casts values_added"""
+distributed casts outside values_added"""
 _FLAGS = "asynchronous gathers joins joins_gradients numbered own_draws compiled train_steps own_train_step mirrored_metrics"
 """Names of facts, in lists and as flags."""
 
@@ -339,11 +339,16 @@ class Probe:
         about = {"replica": body.replica}
         return self.recorder.hand_over("state", about | self.functions.see("state", about, tensors), tensors)
 
-    def assigned_between_steps(self, variable: Any) -> None:
-        """Record what the program makes of a variable that a kept function reads."""
+    def assigned_between_steps(self, variable: Any, *, by_program: bool) -> None:
+        """Record what the program makes of a variable that a kept function reads, and note others that training changes."""
         import tensorflow as tf
 
         self.functions.changes(variable)
+        is_training = self.facts["optimizers"] or self.facts["taping"]
+        if by_program and is_training and self.plan.keeps_functions and self.functions.variable(variable) is None:
+            name = self.names.of(variable)
+            self.facts["outside"] += [name] if name not in self.facts["outside"] else []
+            self.write_facts()
         if (
             tf.executing_eagerly()
             and (number := self.functions.variable(variable)) is not None

@@ -358,17 +358,7 @@ class Trace:
         """Return what the program reported, host after host. Values that are not finite are NaN or infinite here, too."""
         shared = {event["name"] for _, event in self.of("shared")}
         return [
-            Report(
-                host,
-                e["kind"],
-                e["name"],
-                e["step"],
-                float(e["value"]),
-                e.get("replica"),
-                e.get("made"),
-                e.get("line"),
-                e.get("how"),
-            )
+            Report(host, e["kind"], e["name"], e["step"], float(e["value"]), *map(e.get, ("replica", "made", "line", "how")))
             for host, e in self.of("report")
             if e["name"] not in shared
         ]

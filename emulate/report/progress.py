@@ -20,41 +20,37 @@ _SHOWN_ENDED = 6  # a verification of many topologies makes dozens of runs: they
 
 
 class _Count:
-    """Number the runs: `run 3 of about 7`."""
+    """Number the runs: `run 3 of at most 7`, then `run 8, looking for causes`. A run that is tried again keeps its number."""
 
     def __init__(self) -> None:
-        self._started = self._expected = 0
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._bound = ""
 
     def expect(self, runs: int) -> None:
-        """Take note of how many runs are made, about."""
-        self._expected = runs
+        """Take note of how many runs may follow at most; 0 where that is open."""
+        with self._lock:
+            self._bound = f" of at most {len(self._numbers) + runs}" if runs else ", looking for causes"
 
-    def next(self) -> str:
+    def _number(self, label: str) -> str:
         """Return the number of a run that begins, in words."""
-        self._started += 1
-        return f"run {self._started}" + (f" of about {self._expected}" if self._started <= self._expected else "")
+        return f"run {self._numbers.setdefault(label, len(self._numbers) + 1)}{self._bound}"
 
 
-class PlainProgress:
+class PlainProgress(_Count):
     """Report in plain lines, for logs, when a run starts and ends."""
 
     def __init__(self, stream: TextIO) -> None:
+        super().__init__()
         self._stream = stream
-        self._lock = threading.Lock()
-        self._count = _Count()
         self._steps: dict[str, int] = {}
         self._started: dict[str, float] = {}
-
-    def expect(self, runs: int) -> None:
-        """Count the runs against this number."""
-        with self._lock:
-            self._count.expect(runs)
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Print that it begins."""
         self._started[label] = time.monotonic()
         with self._lock:
-            number = self._count.next()
+            number = self._number(label)
         self._print(f"{number}: {label}")
 
     def step(self, label: str, step: int) -> None:
@@ -76,25 +72,19 @@ class PlainProgress:
             print(text, file=self._stream, flush=True)
 
 
-class LiveProgress:
+class LiveProgress(_Count):
     """Report on a terminal: one line for each run, with its step and seconds."""
 
     def __init__(self, display: RichProgress) -> None:
+        super().__init__()
         self._display = display
-        self._lock = threading.Lock()
-        self._count = _Count()
         self._tasks: dict[str, TaskID] = {}
         self._ended: list[TaskID] = []
-
-    def expect(self, runs: int) -> None:
-        """Count the runs against this number."""
-        with self._lock:
-            self._count.expect(runs)
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Add its line."""
         with self._lock:
-            self._tasks[label] = self._display.add_task(f"{label} ({self._count.next()})", total=steps, count="starting")
+            self._tasks[label] = self._display.add_task(f"{label} ({self._number(label)})", total=steps, count="starting")
 
     def step(self, label: str, step: int) -> None:
         """Move its line on."""

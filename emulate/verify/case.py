@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -83,6 +83,7 @@ class Case:
 
     Attributes:
         undecided: By code of a cause why it cannot be told whether it is there.
+        allow: Codes of causes that are expected. They hide no cause that decides.
         clips_the_sum: Whether the base, which explains the run, does once with the gradients of all replicas what the program
             does with gradients by itself.
     """
@@ -128,6 +129,7 @@ class Case:
         self.notes: list[str] = []
         self.unreachable: list[str] = []
         self.undecided: dict[str, str] = {}
+        self.allow: Collection[str] = ()
         self.clips_the_sum = False
         self._rerun = rerun
         self._confirm = confirm

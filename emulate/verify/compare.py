@@ -22,6 +22,7 @@ from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
 KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric", "final-weight")
 """Order in which the differences of one step arise."""
+ONE_RUN = "only one run went so far"
 _HIGH = 0.3
 """From this part of a gradient on it is said that less than that is not seen."""
 
@@ -348,7 +349,7 @@ def _not_compared(runs: Runs) -> list[str]:
         if lengths[0] != lengths[1]:
             first, last = min(lengths), max(lengths) - 1
             which = f"steps {first} to {last}" if first < last else f"step {first}"
-            texts.append(f"{which} of {optimizer} (only one run went so far)")
+            texts.append(f"{which} of {optimizer} ({ONE_RUN})")
     if runs.reference.has_other_examples:
         evaluated = {report.name for report in runs.reference.reports}
         others = dict.fromkeys(report.name for report in runs.topology.reports if report.name not in evaluated)

@@ -8,23 +8,9 @@ from typing import Any
 
 from emulate.probe.trace import Trace
 
-_NAMES = (
-    "batchnorm",
-    "regularized",
-    "dropout",
-    "clipped_by",
-    "apply_only",
-    "taping",
-    "repeated",
-    "cached",
-    "bfloat16",
-    "float16",
-    "casts",
-    "distributed",
-    "of_first",
-    "shared",
-    "values_added",
-)
+_NAMES = """
+batchnorm regularized dropout clipped_by apply_only taping repeated cached bfloat16 float16 casts distributed
+of_first outside shared values_added"""
 _FLAGS = ("asynchronous", "compiled", "train_steps", "gathers", "joins", "joins_gradients", "numbered", "own_draws")
 
 
@@ -52,6 +38,7 @@ class Facts:
         compiled: Whether a Keras model is trained by a loss that it was compiled with.
         train_steps: Whether the program makes steps of gpudist_core's.
         of_first: Names of single numbers that a step assigns and that are those of the first replica.
+        outside: Names of variables that the program assigns between steps, outside of `Strategy.run`, and that no step reads.
         shared: Names of variables that a step assigns and that several replicas of a host have one of together.
         values_added: Names of variables of whose sparse gradients a step adds up the values over the replicas without the rows.
         gathers: Whether a step gathers over the replicas.
@@ -77,6 +64,7 @@ class Facts:
     casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
     of_first: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     values_added: tuple[str, ...] = ()
     asynchronous: bool = False
@@ -96,7 +84,7 @@ class Facts:
             for _, event in trace.of("program"):
                 for name in ("optimizers", "drawn"):
                     merged[name] = {**merged.get(name, {}), **event.get(name, {})}
-                for name in _NAMES:
+                for name in _NAMES.split():
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
                 for name in _FLAGS:

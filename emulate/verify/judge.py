@@ -14,6 +14,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
+from emulate.verify.compare import ONE_RUN
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import objective
 from emulate.verify.lines import located
@@ -136,6 +137,8 @@ def judge(
         missing = _unordered(case, missing, asynchronous=asynchronous)
         verdict = "unverified" if missing else verdict
     base = case.base
+    # A cause that says how many steps or examples there are says it too.
+    is_told = verdict in ("failed", "hung") or any(cause.code in _OF_ROWS for cause in deciding)
     decided_on = base if verdict == "equivalent" else case.comparison
     return Judgement(
         verdict=verdict,
@@ -149,12 +152,13 @@ def judge(
         not_compared=tuple(
             dict.fromkeys(
                 (
-                    *base.not_compared,
+                    *(text for text in base.not_compared if not (is_told and ONE_RUN in text)),
                     *case.unreachable,
                     *missing,
                     *case.undecided.values(),
                     *_other_rows(case),
                     *_changed_after(case),
+                    *_kept_apart(case),
                 )
             )
         ),
@@ -320,15 +324,21 @@ _OTHER_ROWS = (
 )
 
 
+_REST = "data from step {step} on: the run was stopped before gpudist saw whether all examples come as often as on one device"
+
+
 def _other_rows(case: Case) -> list[str]:
-    """Note steps of a larger batch with examples from other epochs than on one device."""
-    step = case.ledger.others_from if case.ledger else None
+    """Note steps of a larger batch with examples from other epochs, and steps after those that an allowed cause is about."""
+    ledger, is_allowed = case.ledger, any(cause.allowed and cause.code in _OF_ROWS for cause in case.found)
+    if ledger is not None and is_allowed and not (ledger.ended and ledger.is_whole):
+        return [_REST.format(step=len(ledger.topology))]
+    step = ledger.others_from if ledger else None
     return [] if step is None else [_OTHER_ROWS.format(step=step)]
 
 
 def _changed_after(case: Case) -> list[str]:
     """Note what a program does to its weights after training: averages that it puts in their place, for example."""
-    compared = left_to_compare(case.base.runs)
+    compared = left_to_compare(case.base.runs.as_they_came)
     ends, texts = ends_of_hosts(case.untouched), []
     if names := [name for name in changed_in_the_end(case.untouched) if name not in compared]:
         after = "after the last step: weights were compared as the steps left them"
@@ -337,6 +347,16 @@ def _changed_after(case: Case) -> list[str]:
         who = numbers([f"host {host}" for host, end in ends[names[0]].items() if end is not None])
         texts.append(f"the final weights of other hosts than the first: only {who} replaced {names_in_words(names)}")
     return texts
+
+
+def _kept_apart(case: Case) -> list[str]:
+    """Note variables that training changes and that no step has a value of: each replica's own, or the program's."""
+    steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)[:1]]
+    recorded = {name for step in steps for local in step.values() for name in (*local.state, *local.weights)}
+    own = [record for record in case.lines.of("assigned") if not record.get("called")]
+    texts = {str(record.get("name")): f"each replica keeps its own value, line {record['line']}" for record in own}
+    texts |= dict.fromkeys(case.facts.outside, "assigned outside of Strategy.run")
+    return [f"variable {name} ({why})" for name, why in texts.items() if name not in recorded] if steps else []
 
 
 _UNSEEN_LOSS = (

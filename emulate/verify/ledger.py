@@ -27,7 +27,8 @@ class Ledger:
         reference: Rows of each step of the reference.
         topology: Rows of each step by replica.
         hosts: The host of each replica.
-        ended: Whether the topology's run came to its own end in fewer steps than the reference recorded.
+        ended: Whether the topology's run came to its own end.
+        is_whole: Whether the reference came to its own end.
         by: The inputs that identify the examples, if others are computed and rounded differently; else none.
     """
 
@@ -37,6 +38,7 @@ class Ledger:
     hosts: Mapping[int, int]
     ended: bool = False
     by: tuple[int, ...] = ()
+    is_whole: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -168,15 +170,31 @@ class Ledger:
 
     @cached_property
     def first_apart(self) -> int | None:
-        """Return the first step whose examples differ; the one after the last if the topology's run ended too early."""
+        """Return the first step whose examples differ; the one after the last of a run that ended while the other went on."""
         pairs = zip(self.topology, self.expected, strict=False)
-        early = len(self.topology) if self.ended and not self.grows else None
-        return next((k for k, (ours, theirs) in enumerate(pairs) if _together(ours) != Counter(theirs)), early)
+        end = self.num_steps if (self.ends_early or self.goes_on) and not self.grows else None
+        return next((k for k, (ours, theirs) in enumerate(pairs) if _together(ours) != Counter(theirs)), end)
+
+    @property
+    def ends_early(self) -> bool:
+        """Return whether the topology's run came to its own end in fewer steps than the reference recorded."""
+        return self.ended and len(self.topology) < len(self.reference)
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether the topology's run has further examples after the reference came to its own end."""
+        return self.is_whole and any(map(_size, self.topology[len(self.reference) :]))
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Return the number of steps of the topology and of the reference whose examples are counted."""
+        ours = len(self.topology) if self.goes_on and not self.grows else self.num_steps
+        return ours, len(self.reference) if self.ends_early else self.num_steps
 
     @property
     def only_ends_early(self) -> bool:
         """Return whether every step has the reference's examples, and the program ended after fewer of them."""
-        return self.ended and self.first_apart == len(self.topology)
+        return self.ends_early and self.first_apart == len(self.topology)
 
     @cached_property
     def left_out(self) -> dict[int, int]:
@@ -187,7 +205,8 @@ class Ledger:
         """
         counts: dict[int, int] = {}
         at = 0
-        for rows in map(_together, self.topology if self.first_apart is not None and not self.grows else ()):
+        is_less = self.first_apart is not None and not (self.grows or self.goes_on)
+        for rows in map(_together, self.topology if is_less else ()):
             while at < len(self.reference) and self._is_smaller(at) and not self._keeps(rows, at):
                 counts[at] = len(self.reference[at])
                 at += 1
@@ -198,7 +217,7 @@ class Ledger:
             if lost := len(self.reference[at]) - rows.total():
                 counts[at] = lost
             at += 1
-        rest = range(at, len(self.reference) if self.ended else at)
+        rest = range(at, len(self.reference) if self.ends_early else at)
         counts |= {k: len(self.reference[k]) for k in rest}
         return counts if all(map(self._is_smaller, rest)) else {}
 
@@ -217,15 +236,15 @@ class Ledger:
     def sizes(self, step: int) -> tuple[int, int]:
         """Return how many examples a step has in the topology and in the reference."""
         ours = _together(self.topology[step]).total() if step < len(self.topology) else 0
-        theirs = self.expected[step] if step < len(self.expected) else self.reference[step]
-        return ours, len(theirs)
+        theirs = self.expected if step < len(self.expected) else self.reference
+        return ours, len(theirs[step]) if step < len(theirs) else 0
 
     @cached_property
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
         ours: Counter[str] = Counter()
-        for step in self.topology[: self.num_steps]:
+        for step in self.topology[: self.counted[0]]:
             ours.update(_together(step))
-        theirs = self.reference if self.ended and not self.grows else self.expected
+        theirs = self.reference if self.ends_early and not self.grows else self.expected
         return ours, Counter(row for rows in theirs for row in rows)
 
     @property
@@ -241,13 +260,27 @@ class Ledger:
         return sum(count for row, count in ours.items() if row not in theirs)
 
     @property
-    def lost(self) -> int:
+    def fewer(self) -> int:
         """Return how many distinct examples fewer the topology saw, if it made at least as many steps as the reference."""
         ours, theirs = self._counts
         later = {
             row for step in self.topology[self.num_steps :] for row in _together(step) if row in theirs and row not in ours
         }
         return len(theirs) - len(ours) - (0 if self.grows else len(later))
+
+    @property
+    def lost(self) -> int:
+        """Return how many examples fewer the topology saw: distinct ones or, where it came to its own end, in all.
+
+        Distinct ones do not tell of equal examples, some of which are lost.
+        """
+        return self.fewer if self.grows or not self.ended else max(self.fewer, -self.more)
+
+    @property
+    def more(self) -> int:
+        """Return how many examples more than the reference all recorded steps took."""
+        ours, theirs = self.rows_in_all
+        return ours - theirs
 
     @property
     def is_reordered(self) -> bool:

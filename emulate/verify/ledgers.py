@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +24,9 @@ def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
     """Return the ledger of each optimizer that both runs have. It ends at examples that a probe did not see."""
     names = [name for name in reference.optimizers if name in topology.optimizers]
     ended = has_ended(topology)
-    return {name: _ledger(name, complete(reference, name), complete(topology, name), ended) for name in names}
+    made = {name: _ledger(name, complete(reference, name), complete(topology, name), ended) for name in names}
+    whole = [name for name in names if has_ended(reference) and len(made[name].reference) == len(complete(reference, name))]
+    return {name: replace(ledger, is_whole=name in whole) for name, ledger in made.items()}
 
 
 def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
@@ -78,7 +81,7 @@ def _of_names(
     )
     hosts = {replica: local.host for step in topology for replica, local in step.items()}
     flat = tuple(tuple(row for rows in step.values() for row in rows) for step in theirs)
-    return Ledger(name, flat, tuple(ours), hosts, ended and len(ours) == len(topology) < len(reference), by)
+    return Ledger(name, flat, tuple(ours), hosts, ended and len(ours) == len(topology), by)
 
 
 def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger | None:

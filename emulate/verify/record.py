@@ -34,7 +34,7 @@ def record(
     """
     settings = Settings(program=program, steps=steps, timeout=timeout)
     with Runner(settings, folder, progress) as runner:
-        runner.expect(1)
+        runner.expect(2)
         plan = ProbePlan(folder, keeps_functions=True, times_input=True)
         result = runner.start("one device", REFERENCE, plan, reference=True).result()
         if result.status == "ok" and result.trace is not None and refusal(result.trace) is None:

@@ -101,7 +101,8 @@ def unseen_code(reference: RunResult) -> list[str]:
         *(["evaluations"] if not trace.of("evaluation") else []),
     ]
     such = f", such as {' and '.join(names)}," if names else ""
-    return [f"Stopped after {trace.num_steps} steps (--steps). Later code{such} was not checked."]
+    why = "--steps" if trace.num_steps == trace.about.get("steps", trace.num_steps) else "the end of an epoch"
+    return [f"Stopped after {trace.num_steps} steps ({why}). Later code{such} was not checked."]
 
 
 def same_weights(one: Trace, other: Trace) -> bool:

@@ -67,7 +67,6 @@ class Runner:
         self._directory = directory or Path()
         self._progress = progress
         workers = 1 if settings.device == "gpu" else workers  # a GPU serves one cluster at a time
-        self._expected = 0
         self.limit = StepLimit(settings.steps, workers)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="gpudist-run")
         self._stopping = threading.Event()
@@ -183,10 +182,8 @@ class Runner:
         )
 
     def expect(self, runs: int) -> None:
-        """Take note of about how many more runs there will be."""
-        self._expected += runs
-        self.limit.num_runs += runs
-        self._progress.expect(self._expected)
+        """Report how many runs may follow at most; 0 where that is open."""
+        self._progress.expect(runs)
 
     @property
     def program(self) -> Program:

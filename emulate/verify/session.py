@@ -85,7 +85,7 @@ class Session:
         Raises:
             UsageError: When the program ends well and never trains.
         """
-        self._runner.expect(len(topologies) + OTHER_RUNS)
+        self._runner.limit.num_runs = len(topologies) + OTHER_RUNS
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
         yardstick = self._yardsticks.reference(AS_IT_STANDS)
         reference = yardstick.reference.result()
@@ -115,7 +115,10 @@ class Session:
             self._yardsticks.take_drawn(facts.drawn)
             runs = [self._yardsticks.topology(topologies[0], AS_IT_STANDS)]
         notes = unseen_code(reference)
-        bases = self._bases(reference, notes, len(topologies))
+        bases = self._bases(reference, notes)
+        # One device at the run's weights and its noise, else noise of its own; both again where replicas normalize.
+        of_topologies = len(topologies) * len(bases) - len(runs) + bool(facts.drawn)
+        self._runner.expect(of_topologies + 3 + 3 * bool(facts.batchnorm))
         runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
         compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
         if self._order_matters(bases[0], runs[0].result(), compared[0][0]):
@@ -184,18 +187,20 @@ class Session:
         # All runs must show it, so that the first one, which is made in any case, often answers for all.
         for some in (slice(None, 1), slice(None)):
             permuted = noise[some]
-            if not (is_wide(reference, permuted) and order_widens(reference, permuted, in_order[some])):
+            if not is_wide(reference, permuted):
+                return False
+            self._runner.expect(0)
+            if not order_widens(reference, permuted, in_order[some]):
                 return False
         return True
 
-    def _bases(self, reference: RunResult, notes: list[str], num_topologies: int) -> list[Variation]:
+    def _bases(self, reference: RunResult, notes: list[str]) -> list[Variation]:
         """Return what is compared: the program as it stands; of a 16-bit program first its layers in 32 bits."""
         assert reference.trace is not None
         facts = Facts.of(reference.trace)
         short = [name for name in ("bfloat16", "float16") if getattr(facts, name)]
         if not short:
             return [AS_IT_STANDS]
-        self._runner.expect(1 + num_topologies)
         wide = AS_IT_STANDS.without(IN_32_BITS)
         in_32_bits = trace_of(self._yardsticks.reference(wide).reference)
         if in_32_bits is None:
@@ -232,6 +237,7 @@ class Session:
     ) -> Run:
         if self._lacks_replicas(run, reference):
             return self._judge_at_once(run, reference)
+        self._runner.expect(0)
         if run.status == "ok" and run.xla:
             self._run_as_written(run)
         own = self._with_own_draws(run, facts)

@@ -143,6 +143,7 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
 
     What replicas do with their own rows alone comes last, then advice.
     """
+    case.allow = allow
 
     def add(finding: Finding | None) -> None:
         if finding is not None:

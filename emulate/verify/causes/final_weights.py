@@ -17,7 +17,7 @@ def _search(case: Case) -> Sign | None:
     if not out:
         return _hosts_apart(case)
     case.explain(lambda point: point.measure.key.kind == "final-weight")
-    names, runs, first = [p.measure.key.tensor for p in out], case.base.runs, out[0]
+    names, runs, first = [p.measure.key.tensor for p in out], case.base.runs.as_they_came, out[0]
     changing = [set(changed_in_the_end(trace)) & set(names) for trace in (runs.topology, runs.reference)]
     if not all(changing):
         where = "here, but not on one device" if changing[0] else "on one device, but not here"

@@ -245,7 +245,9 @@ def _search_disagree(case: Case) -> Sign | None:
     apart = case.agreement.first
     if apart is None or any(case.has(code) for code in ("missing-all-reduce", "replicas-missing", "initial-weights")):
         return None
-    case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
+    # What the step itself assigns may be in its loss: that of a layer that sets its weights by the first examples.
+    is_own = any(record.get("name") == apart.tensor for record in case.lines.of("assigned"))
+    case.cut(apart.step, "the replicas' weights differ", at=("gradient",) if is_own else ("gradient", "loss"))
     factor = _by_what_factor(case.untouched, apart)
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",

@@ -26,7 +26,7 @@ _TRAINED = ("initial-weight", "gradient", "weight", "variable")
 def is_possible(case: Case) -> bool:
     """Return whether one device can get the replicas' examples: those of one device, or a multiple by the replicas."""
     ledger = case.ledger
-    return case.num_replicas > 1 and ledger is not None and (ledger.grows or ledger.first_apart is None)
+    return case.num_replicas > 1 and ledger is not None and (ledger.grows or ledger.first_apart in (None, ledger.num_steps))
 
 
 def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = True) -> str | None:

@@ -14,6 +14,7 @@ from emulate.verify.causes.host_values import tables_apart
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of
 from emulate.verify.ledger import Ledger
+from emulate.verify.ledgers import parts_of_rows
 from emulate.verify.lines import made, operations, seeded_apart
 
 _FEWEST = 3
@@ -37,13 +38,20 @@ _EXPLAIN_EXAMPLES = ("unseeded-randomness", "replicas-missing", "accumulation", 
 """Causes that are looked for before the following ones, and that leave nothing to them."""
 
 
+def _beside_allowed(case: Case) -> Ledger | None:
+    """Return the ledger if causes that explain which examples a step has are allowed: they hide no lost or repeated ones."""
+    explained = {code for code in _EXPLAIN_EXAMPLES if case.has(code)}
+    ledger = case.ledger if explained and explained <= set(case.allow) else None
+    return None if ledger is None or ledger.grows else ledger
+
+
 def _search_batches(case: Case) -> Sign | None:
     ledger = _apart(case)
     if ledger is None:
         return None
     if ledger.times_as_small > 1:
         return _divided(case, ledger)
-    if ledger.times_as_large == 1 or ledger.lost > 0:
+    if ledger.times_as_large == 1 or ledger.fewer > 0:  # a larger batch may leave more of a remainder
         return None
     size, expected = ledger.sizes(0)
     return Sign(
@@ -102,6 +110,8 @@ _COUNTED = "If an update is made after too few batches"
 
 def _search_repeated(case: Case) -> Sign | None:
     ledger = _apart(case)
+    if ledger is None and (allowed := _beside_allowed(case)) is not None:
+        return _too_many(allowed, allowed.more) if allowed.is_whole and allowed.more > 0 else None
     if ledger is None:
         return _alike(case) if case.ledger is None else None
     if _moved(ledger) or ledger.left_out or ledger.draws_others:
@@ -119,12 +129,17 @@ def _search_repeated(case: Case) -> Sign | None:
         )
     if ledger.repeated_in_step:
         return _shared(ledger)
-    if ledger.samples.repeated and not ledger.lost and not ledger.is_cut_within_an_epoch:
-        return Sign(
-            f"Examples come more often than on one device: {ledger.samples.repeated} too many in {ledger.num_steps} steps.",
-            _four_numbers(ledger) + f"; steps differ from step {ledger.first_apart} on",
-        )
-    return None
+    # In a run that is cut, examples of the next epoch may have come because others are lost.
+    is_told_apart = not ledger.lost or (ledger.is_whole and MISSING.code in case.allow)
+    repeated = ledger.samples.repeated if is_told_apart and not ledger.is_cut_within_an_epoch else 0
+    return _too_many(ledger, repeated) if repeated else None
+
+
+def _too_many(ledger: Ledger, repeated: int) -> Sign:
+    return Sign(
+        f"Examples come more often than on one device: {repeated} too many in {ledger.counted[0]} steps.",
+        _four_numbers(ledger) + f"; steps differ from step {ledger.first_apart} on",
+    )
 
 
 _ONE_ORDER = "If each host has its own order"
@@ -182,22 +197,25 @@ def _shared(ledger: Ledger) -> Sign:
 
 def _search_missing(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None:
+    if ledger is None and (allowed := _beside_allowed(case)) is not None and allowed.ended and allowed.more < 0:
+        return _lost(case, allowed, _FEWER.format(-allowed.more), None)
+    if ledger is None or _moved(ledger) or ledger.draws_others:
         return None
-    if (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
-        return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
-    if ledger.shared_by_hosts or ledger.draws_others:
+    # Where hosts repeat each other's examples, the repeats took the place of the missing ones: one cause says both.
+    is_displaced = bool(ledger.shared_by_hosts or (ledger.repeated_in_step and ledger.is_prefix))
+    if is_displaced and not (ledger.ended and REPEATED.code in case.allow):
         return None
     if ledger.left_out:
         return _remainder(case, ledger)
-    if ledger.lost <= 0 and not ledger.only_ends_early:
+    lost = ledger.samples.missing if is_displaced else ledger.lost
+    if lost <= 0:
         return None
-    rows = (
-        f"Examples are lost: {ledger.lost} different examples fewer than on one device."
-        if ledger.lost > 0
-        else f"There are fewer steps than on one device: {ledger.samples.missing} examples fewer in all."
-    )
-    return _lost(case, ledger, rows, _TOO_FEW_STEPS if ledger.only_ends_early else None)
+    if ledger.only_ends_early:
+        return _lost(case, ledger, f"There are fewer steps than on one device: {lost} examples fewer in all.", _TOO_FEW_STEPS)
+    return _lost(case, ledger, _FEWER.format(lost), None)
+
+
+_FEWER = "Examples are lost: {} fewer than on one device."
 
 
 def _remainder(case: Case, ledger: Ledger) -> Sign:
@@ -218,18 +236,26 @@ def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
     size, expected = ledger.sizes(k)
     # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
     case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
-    end = f"The run ends after {len(ledger.topology)} steps, one device continues. " if ledger.ended else ""
+    end = f"The run ends after {len(ledger.topology)} steps, one device continues. " if ledger.ends_early else ""
+    wrong = _paired_otherwise(case, ledger.optimizer)
+    pairs = f". {wrong} examples are paired wrongly: one device has their parts, but not together" if wrong else ""
     return Sign(
         rows,
-        (
-            f"{end}Step {k}, the first that differs, has {size} examples on {len(ledger.hosts)} replicas and "
-            f"{expected} on one device. "
-        )
-        + _four_numbers(ledger),
-        fix,
+        f"{end}Step {k}, the first that differs, has {size} examples on {len(ledger.hosts)} replicas and "
+        f"{expected} on one device. {_four_numbers(ledger)}{pairs}",
+        _JOINED if wrong else fix,
     )
 
 
+def _paired_otherwise(case: Case, optimizer: str) -> int:
+    """Return how many different examples join inputs that one device has in different examples."""
+    ours, theirs = (parts_of_rows(trace, optimizer) for trace in (case.untouched, case.plain))
+    known, columns = set(theirs), [set(column) for column in zip(*theirs, strict=True)]
+    joined = (all(part in of for part, of in zip(row, columns, strict=True)) for row in set(ours) - known)
+    return sum(joined) if len(columns) > 1 else 0
+
+
+_JOINED = "If files are joined with other data"
 _REMAINDER = "If the last batch is dropped"
 _TOO_FEW_STEPS = "If there are fewer steps"
 
@@ -287,7 +313,7 @@ def _moved(ledger: Ledger) -> int:
         return 0
     ours = [sorted(row for rows in step.values() for row in rows) for step in ledger.topology]
     theirs = [sorted(rows) for rows in ledger.reference]
-    most = 0 if ledger.ended else ledger.num_steps - max(_FEWEST, ledger.num_steps // 2)
+    most = 0 if ledger.ends_early or ledger.goes_on else ledger.num_steps - max(_FEWEST, ledger.num_steps // 2)
     for k in range(1, most + 1):
         for by, shifted, other in ((k, theirs, ours), (-k, ours, theirs)):
             if all(early == late for early, late in zip(shifted[k:], other, strict=False)):
@@ -300,10 +326,9 @@ _AHEAD = "If the batches begin earlier or later"
 
 
 def _four_numbers(ledger: Ledger) -> str:
-    n = ledger.samples
-    steps = len(ledger.reference) if ledger.ended else ledger.num_steps
+    n, (ours, theirs) = ledger.samples, ledger.counted
     return (
-        f"One device has {n.reference} examples in {steps} steps, this run {n.seen} in {ledger.num_steps}; "
+        f"One device has {n.reference} examples in {theirs} steps, this run {n.seen} in {ours}; "
         f"{n.missing} missing, {n.repeated} repeated"
     )
 

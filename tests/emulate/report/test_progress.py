@@ -30,22 +30,24 @@ def test_a_log_gets_a_line_when_a_run_begins_and_ends():
         assert isinstance(progress, PlainProgress)
         go(progress)
     lines = stream.getvalue().splitlines()
-    started = ["run 1 of about 2: reference", "run 2 of about 2: 1x4"]
+    started = ["run 1 of at most 2: reference", "run 2 of at most 2: 1x4"]
     assert lines[:3] == [*started, "the program's TF_CONFIG [was] replaced"]
     assert lines[3].startswith("reference: done, 20 steps, ")
     assert lines[4].startswith("1x4: hung, 20 steps, ")
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_run_beyond_the_expected_number_is_only_numbered():
+def test_a_bound_is_said_from_where_it_is_known_to_where_causes_are_looked_for():
     stream = io.StringIO()
     progress = PlainProgress(stream)
-    progress.expect(1)
-    for label in ("reference", "1x4"):
+    progress.run_started("1x4", 20)
+    progress.expect(2)
+    for label in ("noise 1", "noise 1", "noise 2"):  # one that could not be evaluated is made by the program
         progress.run_started(label, 20)
-    progress.expect(4)
-    progress.run_started("noise 1", 20)
-    assert stream.getvalue().splitlines() == ["run 1 of about 1: reference", "run 2: 1x4", "run 3 of about 4: noise 1"]
+    progress.expect(0)
+    progress.run_started("1x4 without clipping", 20)
+    said = ["run 1: 1x4", *["run 2 of at most 3: noise 1"] * 2, "run 3 of at most 3: noise 2"]
+    assert stream.getvalue().splitlines() == [*said, "run 4, looking for causes: 1x4 without clipping"]
 
 
 def test_a_terminal_shows_every_run_with_its_step():

@@ -156,6 +156,36 @@ def test_replicas_that_drift_for_another_reason_disagree(folder: Folder) -> None
     assert found.first_divergence.error > 0.1
 
 
+@pytest.mark.parametrize(("assigned", "also"), [("w", []), ("other", ["loss-report"])], ids=["in the loss", "elsewhere"])
+def test_a_loss_of_weights_that_the_step_itself_assigns_is_their_consequence(
+    folder: Folder, assigned: str, also: list[str]
+) -> None:
+    """A layer that sets its weights by the first examples has them in the loss of the same step."""
+    record = {
+        "file": "train.py",
+        "line": 9,
+        "text": "w.assign(...)",
+        "operations": {},
+        "roles": {"assign": 0},
+        "name": assigned,
+    }
+
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k) + r}, replica=r, rows=rows, objective=0.25)
+        made.report("loss", "train/reduce", k, 0.7)
+
+    def reference(made: Made, k: int) -> None:
+        right_reference(made, k)
+        made.report("loss", "train/reduce", k, 1.0)
+
+    run = folder.made("1x4")
+    run.event({"event": "lines", "function": "step", "stages": {"gradient": [], "assigned": [record]}})
+    found = judge(Case(loop(folder.made(), reference), loop(run, topology)))
+    assert codes(found) == ["replicas-disagree", *also]
+
+
 def test_a_replica_with_a_learning_rate_of_its_own_is_told_by_the_factor_of_its_updates(folder: Folder) -> None:
     def step(made: Made, k: int) -> None:
         for r in range(4):

@@ -62,6 +62,19 @@ def test_what_a_program_makes_of_its_weights_in_the_end_is_compared(
         assert words.where(found.first_divergence) == "after all 3 steps"
 
 
+def test_what_one_device_made_in_the_end_is_told_of_the_run_that_went_to_its_end(folder: Folder) -> None:
+    """A reference that is led step by step ends with its last step."""
+    own = loop(folder.made(), _leaves(0.5, right_reference))
+    led = folder.made()
+    led.event({"event": "program", "follows": True})
+    found = judge(
+        Case(loop(led, right_reference), loop(folder.made("1x4"), _leaves(1.0, right_topology)), plain=own, source=own)
+    )
+    said = "After the last step the program replaces w by other values than on one device: it is 2x that."
+    assert [(cause.code, cause.summary) for cause in found.causes] == [("final-weights", said)]
+    assert found.not_compared == ()
+
+
 def test_weights_that_are_wrong_in_the_steps_explain_those_in_the_end(folder: Folder) -> None:
     def topology(made: Made, k: int) -> None:
         for r in range(4):
