@@ -121,7 +121,11 @@ def _source(program: Program) -> Iterator[str]:
         yield "data = tf.data.TFRecordDataset(path).map(parse)"
     elif program.data == "ragged":
         yield "lengths = draw.integers(2, 7, len(x))"
-        yield "x = tf.ragged.constant([row[:length].tolist() for row, length in zip(x, lengths)], ragged_rank=1, dtype=" + kind + ")"
+        yield (
+            "x = tf.ragged.constant([row[:length].tolist() for row, length in zip(x, lengths)], ragged_rank=1, dtype="
+            + kind
+            + ")"
+        )
         yield "data = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda row, label: (row.to_tensor() if hasattr(row, 'to_tensor') else row, label))"
     else:
         yield f"data = tf.data.Dataset.from_tensor_slices({_tensors(program)})"
@@ -132,7 +136,7 @@ def _source(program: Program) -> Iterator[str]:
 
 def _layers(program: Program) -> list[str]:
     """Return the expressions of the hidden layers."""
-    regular = ', kernel_regularizer=keras.regularizers.L2(0.01)' if program.loss == "l2" else ""
+    regular = ", kernel_regularizer=keras.regularizers.L2(0.01)" if program.loss == "l2" else ""
     layers = {
         "cnn": [f"keras.layers.Conv2D(6, 3{regular})"],
         "lstm": ["keras.layers.LSTM(8)"],
@@ -151,7 +155,7 @@ def _layers(program: Program) -> list[str]:
 
 
 def _last_layer(program: Program, units: int = 4, more: str = "") -> str:
-    regular = ', kernel_regularizer=keras.regularizers.L2(0.01)' if program.loss == "l2" else ""
+    regular = ", kernel_regularizer=keras.regularizers.L2(0.01)" if program.loss == "l2" else ""
     return f"keras.layers.Dense({units}{regular}{more})"
 
 
@@ -339,7 +343,11 @@ def _keras(program: Program) -> Iterator[str]:
     if program.model == "two_outputs":
         loss = f'{{"kind": {loss}, "size": "mse"}}'
     weighted = "weighted_" if program.metrics == "weighted" else ""
-    more = {"steps_per_execution": ", steps_per_execution=4", "run_eagerly": ", run_eagerly=True", "no_jit": ", jit_compile=False"}
+    more = {
+        "steps_per_execution": ", steps_per_execution=4",
+        "run_eagerly": ", run_eagerly=True",
+        "no_jit": ", jit_compile=False",
+    }
     metrics = "" if program.metrics == "none" else f", {weighted}metrics={_metrics(program)}"
     yield f"    model.compile(optimizer, {loss}{metrics}{more.get(program.compile, '')})"
     if program.style == "on_batch":
@@ -445,7 +453,9 @@ def _core_step(program: Program) -> Iterator[str]:
         yield ""
         yield ""
         loss = "loss_of"
-    metric = "keras.metrics." + ("CategoricalAccuracy()" if program.loss == "label_smoothing" else "SparseCategoricalAccuracy()")
+    metric = "keras.metrics." + (
+        "CategoricalAccuracy()" if program.loss == "label_smoothing" else "SparseCategoricalAccuracy()"
+    )
     counts = program.metrics == "accuracy" and program.model != "two_outputs"
     if counts:
         yield "with strategy.scope():"

@@ -61,9 +61,7 @@ def test_a_simpler_program_differs_by_one_choice() -> None:
         ("by-design", ["batchnorm-local-statistics"], "dropout", True),
     ],
 )
-def test_what_is_not_known_by_construction_counts_as_wrong(
-    verdict: str, codes: list[str], noise: str, wrong: bool
-) -> None:
+def test_what_is_not_known_by_construction_counts_as_wrong(verdict: str, codes: list[str], noise: str, wrong: bool) -> None:
     program = replace(Program(), noise=noise)
     causes = [{"code": code, "allowed": False, "location": None} for code in codes]
     result = assess(job(program), "1x2", {"verdict": verdict, "causes": causes, "seconds": 1.0, "plain": None, "starts": 2})
