@@ -186,8 +186,8 @@ _CANDIDATES = 24
 def draw(number: int, seed: int, bugs: bool = False) -> list[Program]:
     """Draw programs one after the other, each for the pairs of choices that no earlier one has.
 
-    That is the covering of AETG (Cohen et al., IEEE TSE 1997). Libraries for it (allpairspy 2.5, covertable 3.2) do not end within
-    minutes on choices with so many rules.
+    That is the covering of AETG (Cohen et al., IEEE TSE 1997). Libraries for it (allpairspy 2.5, covertable 3.2) do not end
+    within minutes on choices with so many rules.
 
     Args:
         number: How many different programs.
