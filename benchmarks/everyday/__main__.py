@@ -163,7 +163,7 @@ def store(label: str, figures_of: dict[str, Any]) -> None:
     rows = json.loads(STORED.read_text()) if STORED.exists() else {}
     rows[label] = figures_of
     STORED.write_text(json.dumps(rows, indent=1) + "\n")
-    head = "| programs | judged | wrongly | accused | unverified | failed or hung | starts (median, most) | seconds (median, most) |"
+    head = "| programs | judged | wrongly | accused | unverified | failed, hung | starts: median, most | seconds |"
     lines = [head, "|" + " --- |" * 8]
     for name, of in rows.items():
         right = f"{of['wrong']} of {of['programs']}"
