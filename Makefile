@@ -10,7 +10,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard sensitivity fuzz features plan-accuracy clean
+.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard everyday sensitivity fuzz features plan-accuracy clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -71,6 +71,9 @@ compat: $(STAMP)  ## try each supported pair of TensorFlow and Keras in .compat;
 
 scorecard: $(STAMP)  ## judge the corpus; fails where it is worse than the stored figures. ARGS="--only WORD", "--fresh", "--store"
 	$(BIN)/python -m benchmarks.scorecard $(ARGS)
+
+everyday: $(STAMP)  ## draw 400 ordinary right programs and judge them; fails where one is accused. ARGS="--seed N", "--bugs", "--shrink MINUTES"
+	$(BIN)/python -m benchmarks.everyday $(ARGS)
 
 sensitivity: $(STAMP)  ## plant errors of 1 to 1,000 times the noise floor; writes the chart of the docs
 	$(BIN)/python -m benchmarks.scorecard.sensitivity

@@ -36,11 +36,13 @@ class Job:
     Attributes:
         options: Further options of `gpudist verify`.
         variant: What distinguishes it from other jobs of the program.
+        launcher: A command that starts the command given to it, in other surroundings.
     """
 
     entry: Entry
     options: tuple[str, ...] = ()
     variant: str = ""
+    launcher: tuple[str, ...] = ()
 
     @property
     def names(self) -> dict[str, str]:
@@ -57,7 +59,8 @@ class Job:
     @property
     def key(self) -> str:
         """Return a digest of everything that its results depend on."""
-        parts = (product(), self.entry.path.read_bytes(), *map(str.encode, (*self.arguments, "--", *self.entry.args)))
+        said = (*self.launcher, *self.arguments, "--", *self.entry.args)
+        parts = (product(), self.entry.path.read_bytes(), *map(str.encode, said))
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
@@ -107,17 +110,18 @@ class Result:
         return {key: value for key, value in asdict(self).items() if key not in ("seconds", "plain")}
 
 
-def judge_all(jobs: Iterable[Job], *, fresh: bool = False) -> list[Result]:
-    """Judge programs, two side by side, and keep each answer as soon as it is there.
+def judge_all(jobs: Iterable[Job], *, fresh: bool = False, side_by_side: int = SIDE_BY_SIDE) -> list[Result]:
+    """Judge programs, some side by side, and keep each answer as soon as it is there.
 
     Args:
         jobs: In the order in which they are judged.
         fresh: Whether what an earlier call kept is left aside.
+        side_by_side: How many at a time.
 
     Returns:
         A result for each topology of each job, in order.
     """
-    with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="scorecard") as pool:
+    with ThreadPoolExecutor(side_by_side, thread_name_prefix="scorecard") as pool:
         return [result for results in pool.map(lambda job: _judge(job, fresh), list(jobs)) for result in results]
 
 
@@ -141,7 +145,8 @@ def verify(job: Job) -> dict[str, dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, "verdict.json")
-        command = [sys.executable, "-m", "emulate", "verify", str(job.entry.path), *job.arguments, "--json", str(written)]
+        verify = [sys.executable, "-m", "emulate", "verify", str(job.entry.path)]
+        command = [*job.launcher, *verify, *job.arguments, "--json", str(written)]
         seconds, error = _timed([*command, "--", *job.entry.args], folder)
         verdict = json.loads(written.read_text()) if written.exists() else None
     number = len(job.entry.topologies)
