@@ -30,7 +30,7 @@ class Views:
     """
 
     def __init__(self, directory: Path | None = None, *, in_user_namespace: bool = False) -> None:
-        self._directory = directory
+        self._directory = None if directory is None else Path(os.path.realpath(directory))
         self._in_user_namespace = in_user_namespace
         self._mounted: list[Path] = []
         self.copies: list[tuple[Path, Path]] = []
@@ -60,11 +60,10 @@ class Views:
             self._link_neighbours(folder, copy)
         return notes
 
-    def original(self, text: str) -> str:
-        """Replace the paths of working copies in a text by the paths that the user knows."""
-        for folder, copy in self.copies:
-            text = text.replace(str(copy), str(folder))
-        return text
+    @property
+    def copies_root(self) -> str:
+        """Return the folder that holds working copies by their whole paths, and links to what is beside them."""
+        return f"{self._directory}/views/copy"
 
     def path(self, path: Path) -> Path:
         """Return the place of a user's file for the hosts."""
@@ -119,7 +118,7 @@ class Views:
 
     def _copy(self, folder: Path) -> Path:
         assert self._directory is not None
-        place = self._directory / "views" / "copy" / folder.relative_to("/")
+        place = Path(f"{self.copies_root}{folder}")
         if _size(folder, self._directory) > COPY_LIMIT:
             raise Unavailable(
                 "A folder in which a program writes must be viewed by an overlay mount, which this system refuses, or be "
