@@ -32,6 +32,8 @@ class Views:
     def __init__(self, directory: Path | None = None, *, in_user_namespace: bool = False) -> None:
         self._directory = None if directory is None else Path(os.path.realpath(directory))
         self._in_user_namespace = in_user_namespace
+        # Working copies lie there by their whole paths, with links to what is beside them.
+        self.copies_root = f"{self._directory}/views/copy"
         self._mounted: list[Path] = []
         self.copies: list[tuple[Path, Path]] = []
 
@@ -59,11 +61,6 @@ class Views:
         for folder, copy in self.copies:
             self._link_neighbours(folder, copy)
         return notes
-
-    @property
-    def copies_root(self) -> str:
-        """Return the folder that holds working copies by their whole paths, and links to what is beside them."""
-        return f"{self._directory}/views/copy"
 
     def path(self, path: Path) -> Path:
         """Return the place of a user's file for the hosts."""

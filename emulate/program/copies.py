@@ -7,9 +7,9 @@ writes beside it is there.
 
 from __future__ import annotations
 
-import functools
 from importlib.machinery import SourceFileLoader
 from types import CodeType
+from typing import Any
 
 _root = ""
 
@@ -24,12 +24,10 @@ def name_originals(root: str) -> None:
     _root = root
     get_code = SourceFileLoader.get_code
 
-    @functools.wraps(get_code)
-    def get_named_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
-        code = get_code(self, fullname)
-        return code if code is None else _named(code, original(code.co_filename))
+    def get_named_code(self: SourceFileLoader, fullname: str) -> Any:
+        return _named(get_code(self, fullname), original(self.path))
 
-    SourceFileLoader.get_code = get_named_code  # type: ignore[method-assign]
+    SourceFileLoader.get_code = get_named_code  # type: ignore[assignment, method-assign]
 
 
 def original(text: str) -> str:
@@ -37,6 +35,6 @@ def original(text: str) -> str:
     return text.replace(_root, "") if _root else text
 
 
-def _named(code: CodeType, file: str) -> CodeType:
+def _named(code: Any, file: str) -> Any:
     consts = tuple(_named(const, file) if isinstance(const, CodeType) else const for const in code.co_consts)
     return code if code.co_filename == file else code.replace(co_filename=file, co_consts=consts)

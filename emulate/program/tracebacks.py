@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
@@ -101,7 +100,6 @@ def is_ours(file: str) -> bool:
     return file in _MACHINERY or file.startswith(_OURS + "/")
 
 
-@lru_cache(maxsize=4096)
 def is_core(file: str) -> bool:
     """Return whether a file is gpudist_core's, wherever that lies: in a working copy or another checkout, say."""
     return (package_of(Path(file))[1] or "").startswith("gpudist_core.")

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import scale as times
-from gpudist_core.gradients.reduction import wide
+from gpudist_core.gradients import reduction
 from gpudist_core.steps import pairs
 from gpudist_core.upstream import losses
 
@@ -92,7 +91,7 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any
             "Add the losses of an example.",
             loss=type(given).__name__,
         )
-    values = wide(tf.convert_to_tensor(given))
+    values = reduction.wide(tf.convert_to_tensor(given))
     if values.shape.rank == 0 or not _are_of_rows(values.shape, tf.nest.flatten((y, y_pred))):
         raise UsageError(
             "per_example_loss must return a loss for each example, so that examples weigh the same on every replica",
@@ -200,7 +199,7 @@ def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any
     Returns:
         The gradients.
     """
-    return list(grads) if scale is None else [times(g, _rows(share)) for g in grads]
+    return list(grads) if scale is None else [reduction.scale(g, _rows(share)) for g in grads]
 
 
 def _rows(share: shares.Share) -> Any:
