@@ -64,8 +64,8 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for action in self._finder.actions:  # the import, or an action, may have added more: TensorFlow is imported by Keras
+            action()
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        self._loader.exec_module(module)
-        for action in self._finder.actions:
-            action()

@@ -53,8 +53,9 @@ class Share:
 
     @property
     def fraction(self) -> Any:
-        """Return this replica's fraction of the global batch: a float32 scalar. The fractions of all replicas sum to 1."""
-        return tf.math.divide_no_nan(self._own(), self.total)
+        """Return this replica's fraction of the global batch: a float64 scalar. The fractions of all replicas sum to 1."""
+        # Rounded to float32 it has the same bits as a quotient of float32 numbers.
+        return tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.total, tf.float64))
 
     @property
     def first(self) -> Any:

@@ -32,6 +32,7 @@ from emulate.faults import HostFaults, Late
 from emulate.faults import install as install_faults
 from emulate.imports import when_imported
 from emulate.pickling import to_bytes
+from emulate.program import name_originals, original, own_traceback
 from emulate.topology import Topology
 
 _NO_ROUTE = re.compile(
@@ -79,7 +80,7 @@ class HostContext:
                 "Send {'event': 'progress', 'step': 3}, say."
             )
         with contextlib.suppress(OSError):  # a supervisor that is gone is about to end this process
-            self._channel.send(EVENT, dumps(event, separators=(",", ":")).encode())
+            self._channel.send(EVENT, original(dumps(event, separators=(",", ":"))).encode())
 
     def answer(self, event: Mapping[str, Any]) -> None:
         """Send an answer as `send` does, for anything that pickle supports: the supervisor unpickles it."""
@@ -196,6 +197,8 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
         os.environ["TF_CONFIG"] = settings.tf_config
     _keep_proxies_out(settings.tf_config)
     sys.path[:] = settings.search_path
+    if context.views.copies:
+        name_originals(context.views.copies_root)
     os.chdir(context.path(settings.cwd))
     if not settings.emulated:
         return
@@ -239,7 +242,7 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
     except SystemExit as leave:
         return _leave(leave.code, context)
     except BaseException as error:
-        said, original = describe(error), context.views.original
+        said = describe(error)
         note_no_route(said, context)
         said = replace(said, message=original(said.message), traceback_text=original(said.traceback_text))
         _send_result(context, "raised", said)
@@ -300,8 +303,6 @@ def note_no_route(error: RemoteError, context: HostContext) -> None:
 
 def describe(error: BaseException) -> RemoteError:
     """Return an exception in the form that is sent to the supervisor."""
-    from emulate.program import own_traceback
-
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:

@@ -30,8 +30,10 @@ class Views:
     """
 
     def __init__(self, directory: Path | None = None, *, in_user_namespace: bool = False) -> None:
-        self._directory = directory
+        self._directory = None if directory is None else Path(os.path.realpath(directory))
         self._in_user_namespace = in_user_namespace
+        # Working copies lie there by their whole paths, with links to what is beside them.
+        self.copies_root = f"{self._directory}/views/copy"
         self._mounted: list[Path] = []
         self.copies: list[tuple[Path, Path]] = []
 
@@ -59,12 +61,6 @@ class Views:
         for folder, copy in self.copies:
             self._link_neighbours(folder, copy)
         return notes
-
-    def original(self, text: str) -> str:
-        """Replace the paths of working copies in a text by the paths that the user knows."""
-        for folder, copy in self.copies:
-            text = text.replace(str(copy), str(folder))
-        return text
 
     def path(self, path: Path) -> Path:
         """Return the place of a user's file for the hosts."""
@@ -119,7 +115,7 @@ class Views:
 
     def _copy(self, folder: Path) -> Path:
         assert self._directory is not None
-        place = self._directory / "views" / "copy" / folder.relative_to("/")
+        place = Path(f"{self.copies_root}{folder}")
         if _size(folder, self._directory) > COPY_LIMIT:
             raise Unavailable(
                 "A folder in which a program writes must be viewed by an overlay mount, which this system refuses, or be "

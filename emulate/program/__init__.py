@@ -1,6 +1,7 @@
 """Find the program to verify (a script, a module, a function of one of them, or a callable), and start it in a host."""
 
 from emulate.program.by_value import pickle_by_value
+from emulate.program.copies import name_originals, original
 from emulate.program.folder import working_directory
 from emulate.program.hints import hint_for
 from emulate.program.lines import described, innermost, lines_of_traceback, users
@@ -16,6 +17,8 @@ __all__ = [
     "is_ours",
     "lines_of_traceback",
     "lines_that_change_state",
+    "name_originals",
+    "original",
     "own_traceback",
     "pickle_by_value",
     "shorten_traceback",

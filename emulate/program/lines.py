@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from emulate.program.copies import original
 from emulate.program.tracebacks import is_core, is_ours
 
 _CELL = re.compile(r"^(?P<file>.+\.ipynb), cell (?P<cell>\d+)$")
@@ -29,7 +30,7 @@ def users(frames: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 def is_users(file: str) -> bool:
     """Return whether a file is the user's: neither a library's, Python's nor ours. What lies beside the program is, too."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return _is_users(file, main if isinstance(main, str) else "")
+    return _is_users(file, original(main) if isinstance(main, str) else "")
 
 
 @lru_cache(maxsize=4096)
@@ -51,7 +52,7 @@ def _is_pythons(file: str) -> bool:
 
 def innermost(frames: list[tuple[str, int]]) -> tuple[str, int] | None:
     """Return the innermost frame under the program's folder, else the innermost of all."""
-    roots = tuple(f"{os.path.abspath(path)}{os.sep}" for path in {sys.path[0] if sys.path else "", os.getcwd()})
+    roots = tuple(f"{original(os.path.abspath(path))}{os.sep}" for path in {sys.path[0] if sys.path else "", os.getcwd()})
     own = [frame for frame in frames if frame[0].startswith(roots)]
     candidates = own or frames
     return candidates[-1] if candidates else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from emulate.errors import UsageError
 from emulate.program import notebook
 from emulate.program.source import parse
+from emulate.program.tracebacks import is_core, is_ours
 
 _ORDERLESS = ("sorted", "len", "min", "max", "sum", "any", "all", "set", "frozenset", "isinstance")
 """Functions whose result does not depend on the order of their input."""
@@ -32,7 +33,7 @@ def places(file: Path, roots: tuple[Path, ...], is_one: Callable[[ast.expr], boo
     texts, seen, to_read = [], set[Path](), [file]
     while to_read and len(seen) < _MOST:
         path = to_read.pop(0).resolve()
-        if path in seen:
+        if path in seen or is_ours(str(path)) or is_core(str(path)):  # a checkout of gpudist may be the working directory
             continue
         seen.add(path)
         try:

@@ -64,18 +64,17 @@ def _run_script(program: Program, path: PathMap) -> None:
     assert program.file is not None
     file = path(program.file)
     loader = importlib.machinery.SourceFileLoader("__main__", str(file))
-    code = loader.source_to_code(file.read_bytes(), str(file))
+    code = loader.source_to_code(file.read_bytes(), str(program.file))
     _run_as_main(code, str(file), loader, None)
 
 
 def _run_notebook(program: Program, path: PathMap) -> None:
     """Run the code cells in order, in one `__main__`; tracebacks and autograph find the source of a cell in linecache."""
     assert program.file is not None
-    file = path(program.file)
     module = _main_module(None, None, None)
     module.__dict__["display"] = print  # which IPython provides
-    for cell in cells_of(file, program.name):
-        name = cell.file_name(file)
+    for cell in cells_of(path(program.file), program.name):
+        name = cell.file_name(program.file)
         # Without a time of change linecache does not look for a file of this name, and keeps the entry.
         linecache.cache[name] = (len(cell.source), None, cell.source.splitlines(keepends=True), name)
         exec(compile(cell.source, name, "exec"), module.__dict__)

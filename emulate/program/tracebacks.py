@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
+from emulate.program.folder import package_of
+
 _OURS = str(Path(__file__).resolve().parents[1])
-_CORE = str(Path(__file__).resolve().parents[2] / "gpudist_core")
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line \d+')
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _HEADER = "Traceback (most recent call last):"
@@ -100,8 +101,8 @@ def is_ours(file: str) -> bool:
 
 
 def is_core(file: str) -> bool:
-    """Return whether a file of a traceback is gpudist_core's."""
-    return file.startswith(_CORE + "/")
+    """Return whether a file is gpudist_core's, wherever that lies: in a working copy or another checkout, say."""
+    return (package_of(Path(file))[1] or "").startswith("gpudist_core.")
 
 
 def _is_header_without_frames(lines: list[str], at: int) -> bool:

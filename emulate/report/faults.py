@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from emulate.digits import number
 from emulate.report.page import Page
-from emulate.report.words import number
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import FaultReport

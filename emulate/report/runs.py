@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from emulate.digits import number, told_apart
 from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import add_faults
 from emulate.report.page import Page, Span
 from emulate.report.stacks import short_stack
-from emulate.report.words import STYLES, against_noise, number, one_of, tensor, where
+from emulate.report.words import STYLES, against_noise, one_of, tensor, where
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Finding, Run
@@ -138,7 +139,7 @@ def _first(run: Run) -> str:
         return ""
     if difference.kind == "data" and difference.value == difference.reference_value:
         return f"different examples {where(difference)} than in the reference, the same number ({number(difference.value, 6)})"
-    values = f": {number(difference.value, 6)} where the reference has {number(difference.reference_value, 6)}"
+    values = ": {} where the reference has {}".format(*told_apart(difference.value, difference.reference_value))
     shown = "" if difference.value is None and difference.reference_value is None else values
     return f"{tensor(difference)} {where(difference)}{shown} ({against_noise(difference)})"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emulate.report.words import DIVERGES, MARKS, number
+from emulate.digits import number
+from emulate.report.words import DIVERGES, MARKS
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Run, Samples

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from emulate.digits import number
+
 if TYPE_CHECKING:
     from emulate.verify.verdict import Difference
 
@@ -45,15 +47,6 @@ _KINDS = {
     "initial-weight": "the initial weight {}",
     "final-weight": "the final weight {}",
 }
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """Return a number for a reader: few digits, `?` for none."""
-    if value is None:
-        return "?"
-    if not math.isfinite(value):
-        return "nan" if math.isnan(value) else "infinite"
-    return f"{value:.{digits}g}"
 
 
 def tensor(difference: Difference) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulate.digits import told_apart
 from emulate.probe.trace import Step, StoredArray
 from emulate.verify.arrays import Floats, eps_of, largest, norm
 from emulate.verify.compared_runs import Runs
@@ -50,6 +51,11 @@ class Measure:
     compares: bool = True
     is_of_chance: bool = False
     at: int | None = None
+
+    @property
+    def in_print(self) -> tuple[str, str]:
+        """Return `value` and `reference_value` for a reader, with digits that tell them apart."""
+        return told_apart(self.value, self.reference_value)
 
 
 def measure(

@@ -94,8 +94,7 @@ def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:
     """Return squared L2 norms, float32 or wider. For sharded variables, all slices count."""
 
     def square(gradient: Any) -> Any:
-        values = reduction.values_of(gradient)
-        return tf.reduce_sum(tf.square(tf.cast(values, tf.float32) if values.dtype.size < 4 else values))
+        return tf.reduce_sum(tf.square(reduction.wide(reduction.values_of(gradient))))
 
     squares = [g if g is None else square(g) for g in grads]
     places = [i for i, (g, v) in enumerate(zip(grads, variables, strict=True)) if g is not None and reduction.is_sharded(v)]

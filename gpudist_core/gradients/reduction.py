@@ -161,7 +161,13 @@ def scale(gradient: Any, factor: Any) -> Any:
     if gradient is None:
         return None
     values = values_of(gradient)
-    return with_values(gradient, values * tf.cast(factor, values.dtype))
+    # `tf.cast` rounds a Python number to float32 first.
+    return with_values(gradient, values * (tf.cast(factor, values.dtype) if tf.is_tensor(factor) else factor))
+
+
+def wide(values: Any) -> Any:
+    """Return numbers as float64 if they are, else as float32."""
+    return values if values.dtype == tf.float64 else tf.cast(values, tf.float32)
 
 
 def merge_repeated(gradient: Any) -> Any:

@@ -92,7 +92,7 @@ class Updates:
 
 
 def loss_of(part: Part) -> Any:
-    """Return the loss of the batches in a sum: a float32 scalar."""
+    """Return the loss of the batches in a sum: a scalar."""
     return tf.math.divide_no_nan(part["loss"], part["weight"])
 
 

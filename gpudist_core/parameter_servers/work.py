@@ -111,13 +111,13 @@ class WorkerFunction:
 
     def _sums(self, share: shares.Share, x: Any, y: Any, weight: Any) -> Part:
         scale = None if self._scale is None else self._scale(tf.constant(1.0))
-        rows = tf.cast(share.rows, tf.float32)
         with tf.GradientTape(persistent=True) as tape:
             y_pred = models.call(self._model, x)
             loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
-            of_variables, of_inputs = local.separate(self._model, getattr(self._model, "losses", []))
+            of_variables, of_inputs = local.separate(self._model, getattr(self._model, "losses", []), loss.dtype)
             if of_variables is not None:
                 loss += of_variables * total
+            rows = tf.cast(share.rows, loss.dtype)
             own = None if of_inputs is None else of_inputs * rows
             targets = [None if value is None else local.scaled(share, value, scale) for value in (loss, own)]
         grads, own_grads = (self._gradients(share, tape, target, scale) for target in targets)

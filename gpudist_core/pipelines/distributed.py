@@ -21,7 +21,7 @@ from gpudist_core.pipelines.placing import placed
 from gpudist_core.pipelines.plan import HostShare, Plan
 from gpudist_core.pipelines.position import Position, check_together, identity_of, restored, state_of
 from gpudist_core.pipelines.sources.access import Rows, digest
-from gpudist_core.pipelines.weighting import label_component
+from gpudist_core.pipelines.weighting import Weighting, label_component
 from gpudist_core.replicas import per_replica, replicas_of
 
 
@@ -42,9 +42,8 @@ class Rowwise:
         self._after = Mapper(after, self._before.spec, 0)
         self.spec, self._label = self._after.spec, None
         if plan.weighting is not None:
-            by_class = plan.weighting.of_rows is None
-            self._label = label_component(self.spec) if by_class else None
-            self.spec = _with_weight(self.spec, by_class=by_class)
+            self._label = label_component(self.spec) if plan.weighting.of_rows is None else None
+            self.spec = _with_weight(self.spec, plan.weighting)
 
     def __call__(self, share: HostShare) -> Rows:
         """Return the examples of a share as the replicas get them, flattened."""
@@ -65,13 +64,13 @@ class Rowwise:
         return self._before(raw, self._plan.seed, share.epoch, rows, repeats)
 
 
-def _with_weight(spec: Any, *, by_class: bool) -> Any:
+def _with_weight(spec: Any, weighting: Weighting) -> Any:
     if not isinstance(spec, tuple) or len(spec) != 2:
         raise UsageError(
             "Weights need examples of the form (x, y)", "Return (x, y) from the last map, without a weight.", row=spec
         )
-    shape = tf.nest.flatten(spec[1])[0].shape[:-1] if by_class else ()
-    return (*spec, tf.TensorSpec(shape, tf.float32))
+    shape = tf.nest.flatten(spec[1])[0].shape[:-1] if weighting.of_rows is None else ()
+    return (*spec, tf.TensorSpec(shape, weighting.dtype))
 
 
 class Distributed:

@@ -317,7 +317,9 @@ class Pipeline:
         labels: Any = None,
         otherwise: float | None = None,
     ) -> Pipeline:
-        """Add a weight to each example: batches of (x, y) become (x, y, weight), with float32 weights of shape (examples,).
+        """Add a weight to each example: batches of (x, y) become (x, y, weight), with weights of shape (examples,).
+
+        The weights are float32, or float64 if that is `keras.config.floatx()`.
 
         Args:
             weights: The weight of each class, as a dict (a class is y after the maps, a number or one-hot, as for Keras's
@@ -349,7 +351,7 @@ class Pipeline:
             classes = self._labels(labels, "weights")
             return self._with(weighting=Weighting(by_class(classes, balancing(classes))))
         check_weights(weights)
-        of_rows = np.asarray(weights, np.float32)
+        of_rows = np.asarray(weights, np.float64)
         self._check_counted("weights")
         if of_rows.shape != (self._plan.source.num_rows,):
             raise UsageError(

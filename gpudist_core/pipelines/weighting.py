@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -14,7 +15,12 @@ from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
 from gpudist_core.values import is_whole
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating[Any]]
+
+
+def dtype_of_weights() -> str:
+    """Return the dtype of weights: float64 where Keras computes in it, else float32."""
+    return "float64" if keras.config.floatx() == "float64" else "float32"
 
 
 @dataclass(frozen=True)
@@ -25,19 +31,21 @@ class Weighting:
         of_rows: The weight of each example of the data, or None.
         of_classes: The weight of each class (y of an example (x, y) after the maps), or None.
         otherwise: The weight of classes that `of_classes` does not list. None refuses such classes.
+        dtype: That of the weights: float64 where Keras computes in it, else float32.
     """
 
     of_rows: Floats | None
     of_classes: Mapping[int, float] | None = None
     otherwise: float | None = None
+    dtype: str = field(default_factory=dtype_of_weights)
 
     def weights(self, rows: Integers, labels: Any) -> Floats:
         """Return the weights of examples, by their numbers or by their classes, y."""
         if self.of_rows is not None:
-            return self.of_rows[rows]
+            return self.of_rows[rows].astype(self.dtype, copy=False)
         classes = classes_of(labels)
         weights = by_class(classes.reshape(-1), dict(self.of_classes or {}), self.otherwise)
-        return weights.reshape(classes.shape)
+        return weights.reshape(classes.shape).astype(self.dtype, copy=False)
 
 
 def classes_of(labels: Any) -> Integers:
@@ -147,7 +155,7 @@ def by_class(labels: Any, weights: Mapping[int, float], otherwise: float | None 
         otherwise: The weight of other classes; None refuses them.
 
     Returns:
-        float32.
+        float32, or float64 where Keras computes in it.
 
     Raises:
         UsageError: If a class has no weight.
@@ -165,7 +173,7 @@ def by_class(labels: Any, weights: Mapping[int, float], otherwise: float | None 
         )
     classes = np.array(sorted(weights), np.int64)
     places = np.searchsorted(classes, wanted)
-    return np.array([weights[int(label)] for label in classes], np.float32)[places]
+    return np.array([weights[int(label)] for label in classes], dtype_of_weights())[places]
 
 
 def balancing(labels: Integers) -> dict[int, float]:

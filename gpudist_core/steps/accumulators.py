@@ -40,7 +40,8 @@ class Accumulators:
         if self.is_built:
             return
         with self._strategy.scope():
-            self._weight = _variable((), tf.float32)
+            is_wide = any(tf.as_dtype(v.dtype) == tf.float64 for v in variables)
+            self._weight = _variable((), tf.float64 if is_wide else tf.float32)
             self._sums = [_variable(v.shape, v.dtype) for v in variables]
         self._given = [False] * len(variables)
         self._tables = [self._table_of(v, kept) for v, kept in zip(variables, self._sums, strict=True)]
@@ -50,13 +51,13 @@ class Accumulators:
 
         Args:
             grads: A gradient for each variable; None adds nothing.
-            weight: A float32 scalar.
+            weight: A scalar.
         """
         for place, (kept, gradient) in enumerate(zip(self._sums, grads, strict=True)):
             if gradient is not None:
                 self._given[place] = True
                 kept.assign_add(tf.convert_to_tensor(gradient))
-        self._weight.assign_add(weight)
+        self._weight.assign_add(self._in_dtype(weight))
 
     def nothing_more(self) -> list[Any]:
         """Return gradients for `take` if no batch comes: zeros, and None for variables that never had a gradient."""
@@ -69,13 +70,13 @@ class Accumulators:
 
         Args:
             grads: A gradient for each variable, or None.
-            weight: A float32 scalar.
+            weight: A scalar.
 
         Returns:
             Dense gradients (None stays None) and the weight.
         """
         sums = [g if g is None else self._own(kept) + g for kept, g in zip(self._sums, grads, strict=True)]
-        total = self._own(self._weight) + weight
+        total = self._own(self._weight) + self._in_dtype(weight)
         with tf.control_dependencies([total, *(s for s in sums if s is not None)]):
             for kept in [*self._sums, self._weight]:
                 kept.assign(tf.zeros_like(kept))
@@ -125,6 +126,9 @@ class Accumulators:
         """Return this replica's part. If all replicas share the variable, each takes an equal part."""
         value = kept.read_value()
         return value / self._strategy.num_replicas_in_sync if central_storage.is_shared(kept) else value
+
+    def _in_dtype(self, weight: Any) -> Any:
+        return tf.cast(weight, self._weight.dtype) if tf.is_tensor(weight) else weight
 
     def _read(self, kept: Any) -> Any:
         return kept.read_value().numpy()

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import scale as times
+from gpudist_core.gradients import reduction
 from gpudist_core.steps import pairs
 from gpudist_core.upstream import losses
 
@@ -22,8 +22,8 @@ class Sums:
 
     Attributes:
         grads: The gradient of `loss` for each variable.
-        loss: The weighted sum of the examples' losses, plus the model's losses times `weight`: a float32 scalar.
-        weight: The sum of the weights: a float32 scalar.
+        loss: The weighted sum of the examples' losses, plus the model's losses times `weight`: a scalar, float32 or float64.
+        weight: The sum of the weights: a scalar of the same dtype.
     """
 
     grads: list[Any]
@@ -76,7 +76,7 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any
         y_pred: The model's outputs, of shape (rows, ...).
 
     Returns:
-        The losses: float32, of shape (rows, ...), or concatenated with shape (rows * n, ...). Their mask (from
+        The losses: float32 or float64, of shape (rows, ...), or concatenated with shape (rows * n, ...). Their mask (from
         `ignore_class` for example), of the same shape, or None.
 
     Raises:
@@ -91,7 +91,7 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any
             "Add the losses of an example.",
             loss=type(given).__name__,
         )
-    values = tf.cast(given, tf.float32)
+    values = reduction.wide(tf.convert_to_tensor(given))
     if values.shape.rank == 0 or not _are_of_rows(values.shape, tf.nest.flatten((y, y_pred))):
         raise UsageError(
             "per_example_loss must return a loss for each example, so that examples weigh the same on every replica",
@@ -114,19 +114,19 @@ def weighted(values: Any, *factors: Any) -> tuple[Any, Any]:
     """Return the weighted sum of a replica's losses and the sum of their weights.
 
     Args:
-        values: Losses, float32 of shape (rows, ...).
+        values: Losses, float32 or float64, of shape (rows, ...).
         *factors: Weights and masks of the examples or of each loss, broadcast over the last dimensions; None for ones.
 
     Returns:
-        Two float32 scalars; both are 0 without examples.
+        Two scalars of the losses' dtype; both are 0 without examples.
     """
     given = [factor for factor in factors if factor is not None]
     if not given:
-        return tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32)
+        return tf.reduce_sum(values), tf.cast(tf.size(values), values.dtype)
     weights = tf.ones_like(values)
     for factor in given:
-        weights *= alongside(tf.cast(factor, tf.float32), values)
-    return tf.reduce_sum(tf.where(weights == 0, 0.0, values) * weights), tf.reduce_sum(weights)
+        weights *= alongside(tf.cast(factor, values.dtype), values)
+    return tf.reduce_sum(tf.where(weights == 0, tf.zeros_like(values), values) * weights), tf.reduce_sum(weights)
 
 
 def alongside(factor: Any, values: Any) -> Any:
@@ -156,17 +156,18 @@ def alongside(factor: Any, values: Any) -> Any:
     return tf.reshape(factor, tf.concat([tf.shape(factor), [1] * (values.shape.rank - factor.shape.rank)], 0))
 
 
-def separate(model: Any, losses: list[Any]) -> tuple[Any, Any]:
+def separate(model: Any, losses: list[Any], dtype: Any) -> tuple[Any, Any]:
     """Separate a model's own losses: those of its variables (regularizers) and those of its inputs (activity, `add_loss`).
 
     Args:
         model: The model that was just called.
         losses: Its losses.
+        dtype: That of the examples' losses.
 
     Returns:
-        Two float32 scalars; each is None if there is no such loss.
+        Two scalars of this dtype; each is None if there is no such loss.
     """
-    sums = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses]
+    sums = [tf.reduce_sum(tf.cast(loss, dtype)) for loss in losses]
     # Keras lists the regularisers' losses last.
     regularized = sum(getattr(v, "regularizer", None) is not None for v in getattr(model, "trainable_variables", []))
     of_inputs, of_variables = sums[: len(sums) - regularized], sums[len(sums) - regularized :]
@@ -178,13 +179,13 @@ def scaled(share: shares.Share, loss: Any, scale: Any) -> Any:
 
     Args:
         share: This replica's share of the step.
-        loss: The sum: a float32 scalar.
+        loss: The sum: a scalar.
         scale: The loss scale: a float32 scalar, or None.
 
     Returns:
-        A float32 scalar.
+        A scalar of the loss's dtype.
     """
-    return loss if scale is None else loss / _rows(share) * scale
+    return loss if scale is None else loss / tf.cast(_rows(share), loss.dtype) * tf.cast(scale, loss.dtype)
 
 
 def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any]:
@@ -198,7 +199,7 @@ def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any
     Returns:
         The gradients.
     """
-    return list(grads) if scale is None else [times(g, _rows(share)) for g in grads]
+    return list(grads) if scale is None else [reduction.scale(g, _rows(share)) for g in grads]
 
 
 def _rows(share: shares.Share) -> Any:

@@ -159,7 +159,8 @@ class TrainStep:
                 replica a tensor or an array. Weights have shape (examples,) or the shape of the losses. None means no weights.
 
         Returns:
-            The loss of the batch before the update, with the model's own losses. It is a float32 scalar, equal on all hosts.
+            The loss of the batch before the update, with the model's own losses. It is a float32 scalar (float64 if the losses
+            are), equal on all hosts.
 
         Raises:
             UsageError: If the batch is not distributed, or the step is called inside another strategy.
@@ -173,7 +174,7 @@ class TrainStep:
             batches: A list of batches as in `__call__`. They may have different numbers of examples.
 
         Returns:
-            The loss of each batch, as a float32 tensor of shape (batches,).
+            The loss of each batch, as a tensor of shape (batches,).
 
         Raises:
             UsageError: If `batches` is not a list of batches.
@@ -310,12 +311,12 @@ class TrainStep:
         with tf.GradientTape() as tape:
             y_pred = models.call(self.model, x)
             loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
-            of_variables, of_inputs = local.separate(self.model, getattr(self.model, "losses", []))
+            of_variables, of_inputs = local.separate(self.model, getattr(self.model, "losses", []), loss.dtype)
             if of_variables is not None:
                 loss += of_variables * total
             if of_inputs is not None:
                 # Its mean over this replica's rows becomes this replica's part of the mean over all rows, in units of weight.
-                loss += of_inputs * share.fraction * reduction.all_reduce(total)
+                loss += of_inputs * tf.cast(share.fraction, loss.dtype) * reduction.all_reduce(total)
             target = local.scaled(share, loss, scale)
         return local.Sums(local.unscaled_rows(share, tape.gradient(target, variables), scale), loss, total), y_pred
 

@@ -71,7 +71,7 @@ class CompiledPass:
             if share.num_replicas > 1:
                 self._check_layers_keep_nothing(changing, changed)
             loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
-            of_variables, of_inputs = local.separate(self._model, own)
+            of_variables, of_inputs = local.separate(self._model, own, loss.dtype)
             if of_inputs is not None:
                 raise UsageError(
                     "A pass compiled by XLA does not support losses of its inputs (activity regularizers, add_loss)",

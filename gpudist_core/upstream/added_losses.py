@@ -92,7 +92,7 @@ def _as_mean(loss: Any) -> Any:
     """Scale a sum over this replica's examples as if each example of the global batch had this replica's mean."""
     share = shares.current()
     assert share is not None
-    return loss * tf.cast(tf.math.divide_no_nan(share.total, tf.cast(share.rows, tf.float32)), loss.dtype)
+    return loss * tf.cast(tf.math.reciprocal_no_nan(share.fraction), loss.dtype)
 
 
 def _by_row(loss: Any) -> Any:

@@ -131,7 +131,7 @@ def of_log(value: Any) -> Any:
         return value
     value = tf.convert_to_tensor(value)
     if not value.dtype.is_floating:
-        value = tf.cast(value, tf.float32)
+        value = tf.cast(value, tf.float64)
     return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
 
 

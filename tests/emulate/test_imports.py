@@ -57,3 +57,16 @@ def test_a_module_imported_before_is_acted_on_at_once() -> None:
     seen: list[str] = []
     when_imported("importlib", lambda: seen.append("now"))
     assert seen == ["now"]
+
+
+def test_an_action_that_is_added_while_the_module_is_imported_runs(module: str, tmp_path: Path) -> None:
+    """`import keras` imports TensorFlow, and what is then done to TensorFlow waits for the end of Keras."""
+    (tmp_path / "imported_later.py").write_text("import imported_inside\nvalue = 1\n")
+    (tmp_path / "imported_inside.py").write_text("")
+    seen: list[int] = []
+    when_imported(module, lambda: None)
+    when_imported("imported_inside", lambda: when_imported(module, lambda: seen.append(sys.modules[module].value)))
+    importlib.import_module(module)
+    sys.modules.pop("imported_inside")
+    assert seen == [1]
+    assert not [finder for finder in sys.meta_path if getattr(finder, "name", None) == module]

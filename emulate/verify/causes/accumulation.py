@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
+from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, steps_in_words
 from emulate.verify.fit import ROUND, Fit
 from emulate.verify.gradients import objective
 from emulate.verify.lines import between, operations
@@ -30,7 +30,7 @@ def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | N
     return Sign(
         f"Gradients of several batches are summed for one update and not divided by the number of batches: {count}.",
         (
-            f"gradient / gradient of one device = {ratio:.4f} for all variables in {steps_in_words(fits)}, the ratio "
+            f"gradient / gradient of one device = {as_factor(ratio)} for all variables in {steps_in_words(fits)}, the ratio "
             f"of the numbers of batches; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
             "the noise floor"
         ),

@@ -45,9 +45,7 @@ def _sign(statistics: list[Point], switched: str) -> Sign:
     numbers = [switched]
     if statistics:
         m = statistics[0].measure
-        numbers.insert(
-            0, f"{m.key.tensor} differs from step {m.step} on ({m.value:.5g}, {m.reference_value:.5g} on one device)"
-        )
+        numbers.insert(0, f"{m.key.tensor} differs from step {m.step} on ({m.in_print[0]}, {m.in_print[1]} on one device)")
     return Sign(
         "BatchNormalization uses the mean and variance of each replica's own examples, not of the whole batch.",
         "; ".join(part for part in numbers if part),

@@ -113,6 +113,11 @@ def steps_in_words(fits: Sequence[Fit]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"
 
 
+def as_factor(factor: float) -> str:
+    """Return a factor with four decimals, or as `1 + 2.5e-08` where they do not tell it from 1."""
+    return f"{factor:.4f}" if f"{factor:.4f}" != "1.0000" else f"1 {'-' if factor < 1 else '+'} {abs(factor - 1):.2g}"
+
+
 def numbers(values: Iterable[object]) -> str:
     """Return `3, 3, 3 and 1`."""
     words = [str(value) for value in values]

@@ -52,7 +52,7 @@ def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sig
         f"Each replica clips its own gradient ({limit}) before the gradients are summed. The sum must be clipped instead.",
         (
             f"The gradients agree before the optimizer. In step {step}, the first in which the weights differ, "
-            f"clipping before the sum gives a gradient that is {gap:.2%} (L2) off from clipping after it"
+            f"clipping before the sum gives a gradient that is {100 * gap:.3g}% (L2) off from clipping after it"
         )
         + (f"; clipping was not active in {'the step' if step == 1 else f'the {step} steps'} before" if step else ""),
         _of_option(next(iter(limits))),
@@ -226,7 +226,7 @@ def _behind(case: Case) -> Sign | None:
         _SUMMARY,
         (
             f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
-            f"optimizer change by {most:.2%} (L2); {REPLAY} clips them too"
+            f"optimizer change by {100 * most:.3g}% (L2); {REPLAY} clips them too"
         ),
         _fix(case),
     )

@@ -31,8 +31,8 @@ def _search(case: Case) -> Sign | None:
     return Sign(
         what,
         (
-            f"the weights agree after each of the {first.step} steps; at the end {m.key.tensor} is {m.value:.6g}, "
-            f"{m.reference_value:.6g} on one device ({first.ratio:.0f}x the noise floor)"
+            f"the weights agree after each of the {first.step} steps; at the end {m.key.tensor} is {m.in_print[0]}, "
+            f"{m.in_print[1]} on one device ({first.ratio:.0f}x the noise floor)"
         ),
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
+from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, steps_in_words
 from emulate.verify.causes.regularization import stands_apart
 from emulate.verify.causes.replicas_apart import REPLAY, explains_a_sum, rebase_on_replicas_apart
 from emulate.verify.compare import Point
@@ -79,7 +79,7 @@ def _search_scaling(case: Case) -> Sign | None:
     case.explain_fits(fits, follows)
     words, _ = _describe(case, scale)
     evidence = (
-        f"sum of the replicas' gradients / gradient of one device = {scale:.4f} for all variables in "
+        f"sum of the replicas' gradients / gradient of one device = {as_factor(scale)} for all variables in "
         f"{steps_in_words(fits)}; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
         "the noise floor"
     )
@@ -172,7 +172,7 @@ def _drowned(case: Case) -> Sign | None:
     return Sign(
         f"The loss that is minimized is, from step {first} on, {words}.",
         (
-            f"The loss of step {first} is {m.value:.6g}, summed over the replicas, and {m.reference_value:.6g} on one "
+            f"The loss of step {first} is {m.in_print[0]}, summed over the replicas, and {m.in_print[1]} on one "
             f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
             "rounding error to show it"
         ),
@@ -189,7 +189,7 @@ def _behind(case: Case) -> Sign | None:
     return Sign(
         f"The gradient of a part of the loss is {words}.",
         (
-            f"sum of the replicas' gradients / gradient of one device = {fit.scale:.4f} for "
+            f"sum of the replicas' gradients / gradient of one device = {as_factor(fit.scale)} for "
             f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
             f"{max(part.after for part in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
             "reach too have no such factor"
@@ -237,7 +237,7 @@ def _search_twice(case: Case) -> Sign | None:
     case.explain_fits(fits)
     evidence = (
         "The gradients that enter the optimizer are bit for bit equal on all replicas, although the examples "
-        f"differ ({steps_in_words(fits)}); their sum is {fits[0].scale:.4f}x the gradient of one device"
+        f"differ ({steps_in_words(fits)}); their sum is {as_factor(fits[0].scale)}x the gradient of one device"
     )
     if fits[0].scale < 1:
         return Sign(

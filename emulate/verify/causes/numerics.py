@@ -63,7 +63,7 @@ class _Lost:
     @property
     def evidence(self) -> str:
         m = self.point.measure
-        text = f"{m.key.tensor}: {m.value}, {m.reference_value:.6g} on one device, in step {self.point.step}"
+        text = f"{m.key.tensor}: {m.value}, {m.in_print[1]} on one device, in step {self.point.step}"
         if self.whose:
             text += f"; the gradient is not finite on replica {numbers(self.whose)}"
         if self.rows is not None and (self.whose or 0 in self.rows):

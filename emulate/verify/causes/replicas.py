@@ -43,7 +43,7 @@ def _search_initial(case: Case) -> Sign | None:
     if first is None:
         return None
     name, m = first.measure.key.tensor, first.measure
-    differs = f"the initial {name} differs by up to {m.error:.3g} ({m.value:.6g}, {m.reference_value:.6g} on one device)"
+    differs = f"the initial {name} differs by up to {m.error:.3g} ({m.in_print[0]}, {m.in_print[1]} on one device)"
     if _is_of_each_host(case.untouched, name):
         case.cut(0, f"the hosts start with different values of {name}")
         return Sign(

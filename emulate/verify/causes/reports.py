@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from emulate.probe.reports import SO_FAR
 from emulate.probe.trace import Report
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words
+from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words
 from emulate.verify.causes.update_scaling import factor_of, first_of_update
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
@@ -42,8 +42,8 @@ def _search_loss(case: Case) -> Sign | None:
     name = wrong[0].measure.key.tensor
     m = wrong[0].measure
     evidence = (
-        f"{name} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
-        f"{wrong[0].factor:.4f}, {_factors(wrong)}); the gradients and weights of these steps agree"
+        f"{name} is {m.in_print[0]} in {_place(wrong[0])}, {m.in_print[1]} on one device (factor "
+        f"{as_factor(wrong[0].factor)}, {_factors(wrong)}); the gradients and weights of these steps agree"
     )
     reports = _reports(case, wrong)
     what = _what(case, wrong, reports)
@@ -163,7 +163,7 @@ def _one_replica(case: Case, wrong: Sequence[Point]) -> int | None:
 
 def _factors(wrong: Sequence[Point]) -> str:
     factors = [p.factor for p in wrong]
-    return f"{min(factors):.4f} to {max(factors):.4f} in {len(wrong)} reports" if len(wrong) > 1 else "one report"
+    return f"{as_factor(min(factors))} to {as_factor(max(factors))} in {len(wrong)} reports" if len(wrong) > 1 else "one report"
 
 
 def _search_metric(case: Case) -> Sign | None:
@@ -175,7 +175,7 @@ def _search_metric(case: Case) -> Sign | None:
     host = _set_by_the_host(case, wrong[0]) if progress is None else ""
     (case.explain if progress is None else case.explain_aside)(lambda point: point.measure.key.kind == "metric")
     evidence = (
-        f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
+        f"{m.key.tensor} is {m.in_print[0]} in report {m.step}, {m.in_print[1]} on one device "
         f"({_factors(wrong)}); the gradients, weights and losses of these steps agree{host}"
     )
     if progress is not None:
@@ -201,8 +201,8 @@ def _search_number(case: Case) -> Sign | None:
     return Sign(
         f"The reported number ({m.key.tensor}) does not cover all replicas: {what}.",
         (
-            f"{m.key.tensor} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
-            f"{wrong[0].factor:.4f}, {_factors(wrong)}); the gradients and weights of these steps agree"
+            f"{m.key.tensor} is {m.in_print[0]} in {_place(wrong[0])}, {m.in_print[1]} on one device (factor "
+            f"{as_factor(wrong[0].factor)}, {_factors(wrong)}); the gradients and weights of these steps agree"
         )
         + _reduced_in(reports)
         + host,

@@ -28,8 +28,8 @@ def _search_uneven(case: Case) -> Sign | None:
             f"{numbers(rows)} examples."
         ),
         (
-            f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {first.before:.1%} off (L2); with each "
-            f"replica weighted by its share of the examples the remaining error is {max(fit.after for fit in fits):.1f}x "
+            f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {100 * first.before:.3g}% off (L2); with "
+            f"each replica weighted by its share of the examples the remaining error is {max(fit.after for fit in fits):.1f}x "
             "the noise floor"
         )
         + _even_steps(case, fits),
@@ -67,8 +67,8 @@ def _search_weighted(case: Case) -> Sign | None:
                 "of its own loss (a root, a logarithm, a ratio) instead of the loss of the whole batch."
             ),
             (
-                f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {first.before:.1%} off (L2); with the "
-                f"replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
+                f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {100 * first.before:.3g}% off (L2); with "
+                f"the replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
                 f"floor for all variables. Weights of a count would add up to {len(first.shares)}; these do not"
             ),
             [_OF_ALL, *[_COMPILED] * bool(case.facts.compiled), *[_OF_A_MEAN] * bool(case.facts.distributed)],
@@ -77,7 +77,7 @@ def _search_weighted(case: Case) -> Sign | None:
     return Sign(
         "Each replica divides its loss by its own count (tokens, mask, weights) instead of the count over all replicas.",
         (
-            f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {first.before:.1%} off (L2); with the "
+            f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {100 * first.before:.3g}% off (L2); with the "
             f"replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
             "floor for all variables; every replica has equally many examples"
         ),
@@ -102,7 +102,7 @@ def _behind(case: Case) -> Sign | None:
     return Sign(
         "Each replica divides a part of its loss by its own count instead of the count over all replicas.",
         (
-            f"For {names_in_words(list(parts))} the sum of the replicas' gradients is up to {fit.before:.1%} off (L2) "
+            f"For {names_in_words(list(parts))} the sum of the replicas' gradients is up to {100 * fit.before:.3g}% off (L2) "
             f"in step {fit.step}; with the replicas weighted by {shares} the remaining error is "
             f"{max(part.after for part in parts.values()):.1f}x "
             "the noise floor; variables that other parts of the loss reach too have no such weights"

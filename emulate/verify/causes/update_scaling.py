@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from emulate.digits import told_apart
 from emulate.probe.trace import Trace
 from emulate.verify.arithmetic import factor_of_updates
 from emulate.verify.case import RATE, Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import Cause, Sign, as_factor
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import ROUND
@@ -33,7 +34,7 @@ def _of_weights(case: Case) -> Sign | None:
     if first is None or any(point.step < first.step for point in case.left() if point.measure.key.kind in REPORTED):
         return None  # a host that reads a wrong number may make its rate of it
     m = first.measure
-    what = f"{m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device ({first.ratio:.0f}x the noise floor)"
+    what = f"{m.key.tensor} is {m.in_print[0]}, {m.in_print[1]} on one device ({first.ratio:.0f}x the noise floor)"
     ours, theirs = (_known(trace, m.key.optimizer) for trace in (case.topology, case.reference))
     apart, factor = _set_otherwise(ours, theirs), factor_of(case, first)
     if factor is None or abs(factor - 1) < ROUND:
@@ -42,7 +43,7 @@ def _of_weights(case: Case) -> Sign | None:
     is_of_rate = rates is not None and abs(rates[0] - factor * rates[1]) < ROUND * abs(rates[0])
     growth = case.ledger.growth if case.ledger else 1
     suits = is_of_rate and 1 < factor < growth * (1 + ROUND)
-    evidence = [f"update / update of one device = {factor:.4f} for all variables in step {m.step}", what, *apart]
+    evidence = [f"update / update of one device = {as_factor(factor)} for all variables in step {m.step}", what, *apart]
     summary = f"In step {m.step} the gradients agree, but the weights change {factor:.4g}x as much as on one device."
     if suits:
         summary = f"The batch is {growth}x that of one device, and the learning rate {factor:.4g}x."
@@ -85,9 +86,9 @@ def _set_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[s
     of_step = " of its second step" if ours.get("scheduled") else ""
     texts = []
     if rates and _is_other(1 + (rates[0] - rates[1]) / (abs(rates[1]) or 1.0)):
-        texts.append(f"the learning rate{of_step} is {rates[0]:.4g}, {rates[1]:.4g} on one device")
+        texts.append("the learning rate{} is {}, {} on one device".format(of_step, *told_apart(*rates, 4)))
     apart = _differing(ours.get("settings", {}), theirs.get("settings", {}))
-    return texts + [f"{name} is {value:.4g}, {other:.4g} on one device" for name, (value, other) in apart.items()]
+    return texts + ["{} is {}, {} on one device".format(name, *told_apart(*values, 4)) for name, values in apart.items()]
 
 
 def _rates(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, float] | None:

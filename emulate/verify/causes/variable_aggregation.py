@@ -8,7 +8,7 @@ from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arithmetic import one_factor
 from emulate.verify.arrays import Floats, aligned, is_numeric
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words
+from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import ROUND
@@ -43,14 +43,14 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
         case.explain_aside(lambda point: is_assigned(case, point))
         return Sign(
             f"What the replicas assign to {names_in_words(names)} is averaged: it is their mean, and their sum on one device.",
-            f"change / change on one device = {factor:.4f}, 1 / the number of replicas; all gradients and weights agree",
+            f"change / change on one device = {as_factor(factor)}, 1 / the number of replicas; all gradients and weights agree",
             _OF_PARTS,
             advice=True,
             tensors=names,
         )
     case.explain(lambda point: is_assigned(case, point))
     numbers = ", ".join(
-        f"{point.measure.key.tensor} is {point.measure.value:.6g}, {point.measure.reference_value:.6g} on one device"
+        f"{point.measure.key.tensor} is {point.measure.in_print[0]}, {point.measure.in_print[1]} on one device"
         for point in first[:1]
     )
     if factor is not None and abs(factor - case.num_replicas) < ROUND * factor:
@@ -59,7 +59,7 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
                 f"What the replicas assign to {names_in_words(names)} is summed: a step changes it {case.num_replicas}x "
                 "as much as on one device."
             ),
-            f"change / change on one device = {factor:.4f} in step {step}, the number of replicas; {numbers}",
+            f"change / change on one device = {as_factor(factor)} in step {step}, the number of replicas; {numbers}",
             tensors=names,
         )
     return Sign(
@@ -89,7 +89,7 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
             "replica before it left."
         ),
         (
-            f"In step {step} the gradients agree; {m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one "
+            f"In step {step} the gradients agree; {m.key.tensor} is {m.in_print[0]}, {m.in_print[1]} on one "
             "device, and the weights that are computed from it differ"
         ),
         _IN_THE_SCOPE,
@@ -114,7 +114,7 @@ def _of_first(case: Case) -> Sign | None:
             "one device; later the gradients or weights differ."
         ),
         (
-            f"{name} is {first.value:.6g} after step {first.step}, {first.reference_value:.6g} on one device; "
+            f"{name} is {first.in_print[0]} after step {first.step}, {first.in_print[1]} on one device; "
             f"gradients and weights agree until step {onset - 1}, and nothing else explains the difference from step "
             f"{onset} on"
         ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emulate.program import Program
+from emulate.program import Program, users
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,15 @@ def test_a_callable_is_looked_at_in_the_file_it_is_written_in(tmp_path: Path) ->
     found = Program.find(train).hash_places()
     assert f"test_hashing.py, line {train.__code__.co_firstlineno + 1}" in found
     assert Program.find(print).hash_places() == []
+
+
+def test_gpudist_s_own_packages_are_not_the_program_s_wherever_they_lie(tmp_path: Path) -> None:
+    source = "from gpudist_core import steps\nimport emulate\nwords = {'a', steps}\n"
+    (tmp_path / "train.py").write_text(source)
+    for package in (tmp_path / "gpudist_core", tmp_path / "gpudist_core" / "steps"):
+        package.mkdir()
+        (package / "__init__.py").write_text("import os\nnames = set(os.environ)\nfiles = os.listdir()\n")
+    found = Program.find(str(tmp_path / "train.py"))
+    assert found.hash_places() == ["train.py, line 3"]
+    assert found.listing_places() == []
+    assert users([(str(tmp_path / "gpudist_core" / "steps" / "__init__.py"), 2)]) == []
