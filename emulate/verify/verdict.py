@@ -307,7 +307,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """Return 0, else the first of 3, 4, 1, 5 that occurs."""
+        """Return 0 if all is well, otherwise the exit code of the most serious verdict (3, then 4, then 1, then 5)."""
         codes = {_EXIT_CODES[run.verdict] for run in self.runs} | ({1} if self.strict and self.by_design else set())
         return next((code for code in (3, 4, 1, 5) if code in codes), 0)
 

@@ -117,7 +117,7 @@ def _of_hosts(text: str, folder: Path) -> Path:
 def test_virtual_hosts_of_gpudist_core_are_refused_and_never_wait_for_each_other(tmp_path: Path, preload: Preload) -> None:
     program = tmp_path / "train.py"
     program.write_text("import gpudist_core as gd\n\ngd.make_strategy()\n")
-    with pytest.raises(UsageError, match="gpudist_core.make_strategy, whose hosts wait for each other"):
+    with pytest.raises(UsageError, match=r"gpudist_core\.make_strategy, whose hosts wait for each other"):
         emulate.verify(program, "2x1", virtual=True, timeout=60, preload=preload)
 
 

@@ -80,3 +80,19 @@ def test_no_colon_makes_sphinx_take_what_a_function_returns_for_a_type() -> None
         split += [name for line in lines if re.search(r":(?!\w)|\[\w*:", line)]
     assert len(shown) > 50
     assert split == []
+
+
+def _texts_of_the_sources() -> str:
+    """Return all texts in the code of both packages; parts of a text that change are left out, as between `...` on the page."""
+    files = [path for package in ("emulate", "gpudist_core") for path in sorted((ROOT / package).rglob("*.py"))]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    return "\n".join(str(node.value) for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_that_users_meet() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    parts = [part.strip(" (),:") for message in quoted for part in message.split("...")]
+    texts = _texts_of_the_sources() + "\n".join(cause.code for cause in all_causes())
+    assert len(quoted) > 30
+    assert [part for part in parts if part not in texts] == []
