@@ -101,6 +101,7 @@ class Case:
         untouched: Trace | None = None,
         rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = tuple,
+        reported: Callable[[], Sequence[Trace]] = tuple,
         own_seeds: Callable[[], RunResult | None] = _not_made,
         own_hashes: Callable[[], RunResult | None] = _not_made,
         hash_places: Sequence[str] = (),
@@ -132,7 +133,7 @@ class Case:
         self.allow: Collection[str] = ()
         self.clips_the_sum = False
         self._rerun = rerun
-        self._confirm = confirm
+        self._confirm, self._reported = confirm, reported
         self.hash_places, self.listing_places = hash_places, listing_places
         self._own_seeds = own_seeds
         self._own_hashes, self._own_listing = own_hashes, own_listing
@@ -151,7 +152,16 @@ class Case:
             return compare(self.reference, self.topology).with_noise_of(normalized[1])
         source = self._source if self.reference.follows else None
         is_known = self._agrees_normalized_alike
-        return confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=is_known)
+        return confirmed(
+            self.reference,
+            self.topology,
+            self.noise,
+            self._confirm,
+            source,
+            kinks=True,
+            is_known=is_known,
+            reported=self._reported,
+        )
 
     def _agrees_normalized_alike(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""

@@ -16,7 +16,7 @@ from emulate.verify.kinks import cancelled_onset, kink_onset
 from emulate.verify.measure import Measure
 from emulate.verify.measured_reports import of_other_steps
 from emulate.verify.measures import measure_all
-from emulate.verify.noise import FACTOR, Key, floors
+from emulate.verify.noise import FACTOR, REPORTED, Key, floors
 from emulate.verify.reported import of_other_batches
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
@@ -146,6 +146,18 @@ class Comparison:
         """Return whether only units on the other side of their kink may differ."""
         return self.is_equivalent or self.needs_confirmation
 
+    @property
+    def lacks_noise_of_reports(self) -> bool:
+        """Return whether all that differs is reported once in many steps, by an evaluation for example, without known noise.
+
+        Rounding moves weights that no gradient depends on (a bias before BatchNormalization), and examples over the threshold
+        of a metric. Noise runs that do not have the number, or have it alike, say nothing of that.
+        """
+        return bool(self.exceeding) and all(
+            p.measure.key.kind in REPORTED and p.measure.at not in (None, p.measure.step) and not p.measure.spread > 0
+            for p in self.exceeding
+        )
+
     def kinds(self) -> set[str]:
         """Return the kinds of which numbers were compared; an objective counts as a loss."""
         kinds = {point.measure.key.kind for point in self.points if point.measure.compares}
@@ -229,6 +241,7 @@ def compare(
     *,
     confirmation: Sequence[Trace] = (),
     source: Trace | None = None,
+    reported: Sequence[Trace] = (),
 ) -> Comparison:
     """Compare a run on a topology with the reference.
 
@@ -238,11 +251,12 @@ def compare(
         noise: Replays of the reference with permuted rows and gradients off by one unit in the last place.
         confirmation: Replays with a larger perturbation, where a first comparison asked for them.
         source: The run on one device with its own gradients, where `reference` applies the topology's.
+        reported: Runs of the program on one device that are rounded otherwise, where a first comparison asked for them.
 
     Returns:
         Every tensor, step and report of both runs with its error and its noise floor.
     """
-    runs = Runs(reference, topology, noise, confirmation, source)
+    runs = Runs(reference, topology, noise, confirmation, source, reported)
     measures = list(measure_all(runs))
     of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
     compared = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]

@@ -19,6 +19,7 @@ class Runs:
 
     Attributes:
         source: The reference with steps of its own, where `reference` is led step by step by the run that is judged.
+        reported: Runs of the program itself, rounded otherwise: what it reports once in many steps no evaluated step shows.
     """
 
     reference: Trace
@@ -26,6 +27,7 @@ class Runs:
     noise: Sequence[Trace]
     confirmation: Sequence[Trace] = ()
     source: Trace | None = None
+    reported: Sequence[Trace] = ()
 
     @cached_property
     def as_they_came(self) -> Runs:

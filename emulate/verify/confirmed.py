@@ -38,8 +38,30 @@ def confirmed(
     *,
     kinks: bool,
     is_known: Callable[[], bool] = lambda: False,
+    reported: Callable[[], Sequence[Trace]] = tuple,
 ) -> Comparison:
-    """Compare, with as few noise runs as say enough, and with a larger perturbation where kinks or what cancels may be all."""
+    """Compare, with as few noise runs as say enough, and with other ones where kinks, what cancels or reports may be all."""
+    comparison = _of_steps(reference, topology, noise, confirm, source, kinks=kinks, is_known=is_known)
+    number = 1  # the first often says enough
+    while comparison.lacks_noise_of_reports and len(more := reported()[:number]) == number:
+        of_steps = comparison.runs
+        comparison = compare(
+            reference, topology, of_steps.noise, confirmation=of_steps.confirmation, source=source, reported=more
+        )
+        number += 2
+    return comparison
+
+
+def _of_steps(
+    reference: Trace,
+    topology: Trace,
+    noise: Sequence[Trace],
+    confirm: Callable[[], Sequence[Trace]],
+    source: Trace | None,
+    *,
+    kinks: bool,
+    is_known: Callable[[], bool],
+) -> Comparison:
     first = compare(reference, topology, noise[:1], source=source)
     if first.is_equivalent or is_known():
         return first

@@ -22,7 +22,7 @@ def reports(runs: Runs) -> Iterator[Measure]:
     ours = reported(runs.topology.reports, {name: (counts[0], how) for name, (counts, how) in by_batch.items()})
     beside_it = {name: (counts[1], how) for name, (counts, how) in by_batch.items()}
     theirs = reported(runs.reference.reports, beside_it)
-    others = [reported(trace.reports, beside_it) for trace in runs.others]
+    others = [reported(trace.reports, beside_it) for trace in (*runs.noise, *runs.reported, *runs.confirmation)]
     precision = max(
         (coarsest_unit(runs, theirs_) for name in runs.optimizers for _, theirs_ in runs.pairs(name)[:1]), default=eps_of("<f4")
     )
@@ -36,7 +36,7 @@ def reports(runs: Runs) -> Iterator[Measure]:
         # A run without this report adds nothing to the floor, and the others stay what they are: noise or confirmation.
         is_made = any(there in values for values in others)
         beside = [np.array([values.get(there, theirs[there]).value]) for values in others] if is_made else []
-        many = len(runs.noise)
+        many = len(runs.noise) + len(runs.reported)
         measured = measure(
             Key(report.kind, "", report.name),
             report.step,

@@ -217,6 +217,7 @@ class Yardsticks:
         self._runner = runner
         self.seed = seed
         self._known: dict[Variation, Yardstick] = {}
+        self._of_program: dict[Variation, NoiseRuns] = {}
         self._confirming: dict[tuple[Variation, Path], NoiseRuns] = {}
         self._topologies: dict[tuple[Topology, Variation], Future[RunResult]] = {}
 
@@ -330,6 +331,17 @@ class Yardsticks:
 
             self._confirming[variation, topology.directory] = NoiseRuns(start, CONFIRMING_RUNS)
         return self._confirming[variation, topology.directory]
+
+    def of_the_program(self, variation: Variation) -> NoiseRuns:
+        """Return noise runs of the program itself, for what it reports between its steps; none is started yet."""
+        if variation not in self._of_program:
+
+            def start(numbers: Sequence[int]) -> list[Future[RunResult]]:
+                plans = self._noise_plans(variation, [2 * NOISE_RUNS + number for number in numbers], CONFIRMING_ULPS)
+                return [self._runner.start(label, self._reference, plan, reference=True) for label, plan in plans.items()]
+
+            self._of_program[variation] = NoiseRuns(start)
+        return self._of_program[variation]
 
     def rounded_in_order(self, variation: Variation, ulps: float) -> NoiseRuns:
         """Return runs with examples in order, changed by rounding of this many units; none is started yet.

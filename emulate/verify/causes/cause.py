@@ -93,7 +93,8 @@ class Cause:
     def _finding(self, sign: Sign | None, case: Case) -> Finding | None:
         if sign is None:
             return None
-        fix = self.fix(*([sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix))
+        headings = [sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix
+        fix = self.fix(*headings) if any(_BY_CORE in heading for heading in headings) else _suited(self.fix(*headings), case)
         stage, locations = locate((*sign.blame, *self.blame), case, sign.places, sign.tensors)
         return Finding(
             self.code,
@@ -105,6 +106,26 @@ class Cause:
             stage=stage,
             locations=locations,
         )
+
+
+def _suited(fix: str, case: Case) -> str:
+    """Return a fix as it suits the program: what is for `fit` first where it uses `fit`, and nothing that it does already."""
+    lines = fix.splitlines()
+    by_core = [line for line in lines if f"{_BY_CORE}(model)" in line and not line.startswith("    ")]
+    others = [line for line in lines if line not in by_core]
+    if case.facts.distributed and by_core:
+        return "\n".join([_IS_CONTAINED, *others])
+    has_own_step = not case.facts.compiled or any(event.get("own_train_step") for _, event in case.untouched.of("program"))
+    if has_own_step or not by_core or not any(_OF_A_STEP in line for line in others):
+        return fix
+    return "\n".join([*(line.replace("Or use", "Use", 1) for line in by_core), "Or, in a training step of your own:", *others])
+
+
+_BY_CORE, _OF_A_STEP = "gd.distributed", "get_replica_context()"
+_IS_CONTAINED = (
+    "The program has gpudist's own fix for this already: gd.distributed. So the finding may be wrong, or gpudist_core: please "
+    "report it, with the folder that `--traces DIR` writes. What else is known:"
+)
 
 
 def steps_in_words(fits: Sequence[Fit]) -> str:
