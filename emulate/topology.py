@@ -72,7 +72,9 @@ class Topology:
             return text
         match = _FORM.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
-            raise UsageError(f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {_EXAMPLES}")
+            raise UsageError(
+                f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {_near(str(text))}{_EXAMPLES}"
+            )
         return cls(int(match["hosts"]), int(match["devices"]), int(match["ps"] or 0), is_virtual)
 
     @property
@@ -95,6 +97,15 @@ class Topology:
 
     def __str__(self) -> str:
         return f"{self.num_hosts}x{self.num_devices}" + (f"+{self.num_ps}ps" if self.num_ps else "")
+
+
+def _near(text: str) -> str:
+    """Return what may be meant by a text of another form, as a hint."""
+    parts = [re.sub(r"\s", "", part).lower().replace("*", "x") for part in text.split(",")]
+    meant = [f"1x{part}" if part.isdecimal() else part for part in parts]
+    if not all(map(_FORM.fullmatch, meant)):
+        return ""
+    return f"Did you mean {' and '.join(map(repr, meant))}{', each with an option of its own' if meant[1:] else ''}? "
 
 
 REFERENCE = Topology(1, 1)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from jsonschema import Draft202012Validator
 
 from emulate.cluster import Preload
 from emulate.devices import find_gpus
+from emulate.verify.verdict import Verdict
 
 pytest_plugins = ["pytester"]  # for the tests of the pytest plugin
 
@@ -37,6 +42,22 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if find_gpus().gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_verdict_keeps_the_published_schema() -> Iterator[None]:
+    """Check each verdict that a test's own process makes against the JSON Schema of the documentation."""
+    schema = json.loads((Path(__file__).parents[1] / "docs" / "reference" / "verdict.schema.json").read_text())
+    validator = Draft202012Validator(schema)
+    real = Verdict.__init__
+
+    def init(self: Verdict, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        validator.validate(json.loads(json.dumps(self.to_json())))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Verdict, "__init__", init)
+        yield
 
 
 @pytest.fixture(scope="session")

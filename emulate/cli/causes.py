@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from emulate.cli import options
 from emulate.cli.command import exits_properly
-from emulate.report import Page, width_of
+from emulate.report import STANDARD_OUTPUT, Page, width_of, write_object
 
 if TYPE_CHECKING:
     from emulate.verify.causes import Cause
@@ -18,7 +19,9 @@ EXAMPLES = """Examples:
 
 gpudist causes
 
-gpudist causes loss-scaling"""
+gpudist causes loss-scaling
+
+gpudist causes loss-scaling --json"""
 
 
 @exits_properly
@@ -32,18 +35,29 @@ def causes(
             show_default=False,
         ),
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all texts in Markdown.")] = False,
 ) -> int:
     """Explain a cause: its meaning, wrong and right code, its evidence and its fix."""
     from emulate.verify.causes import all_causes, get
 
     page = Page(width_of(sys.stdout))
     catalogue = all_causes()
-    if code is None:
+    asked = None if code is None else get(options.known_code(code, [cause.code for cause in catalogue], "CODE"))
+    if json:
+        write_object(_described(asked) if asked else {"causes": [_described(cause) for cause in catalogue]}, STANDARD_OUTPUT)
+        return 0
+    if asked is None:
         _add_all(page, catalogue)
     else:
-        _add_one(page, get(options.known_code(code, [cause.code for cause in catalogue], "CODE")))
+        _add_one(page, asked)
     page.print()
     return 0
+
+
+def _described(cause: Cause) -> dict[str, Any]:
+    """Return a cause as a JSON object: the fixes by the heading that says when they suit, the general one under ''."""
+    about = {"code": cause.code, "by_design": cause.by_design, "advice": cause.advice, "url": cause.url}
+    return about | asdict(cause.text)
 
 
 def _add_all(page: Page, catalogue: tuple[Cause, ...]) -> None:

@@ -311,10 +311,18 @@ class Verdict:
         codes = {_EXIT_CODES[run.verdict] for run in self.runs} | ({1} if self.strict and self.by_design else set())
         return next((code for code in (3, 4, 1, 5) if code in codes), 0)
 
+    @property
+    def verdict(self) -> str:
+        """Return the verdict that decides the exit code: the most serious one; `by-design` if nothing else is to be said."""
+        serious = [run.verdict for run in self.runs if _EXIT_CODES[run.verdict] == self.exit_code != 0]
+        return next(iter(serious), BY_DESIGN if self.by_design else "equivalent")
+
     def to_json(self) -> dict[str, Any]:
         """Return the object of `--json`: strict JSON (a number that is not finite becomes null)."""
         return {
             "schema": SCHEMA,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
             "program": self.program,
             "seed": self.seed,
             "device": self.device,

@@ -57,6 +57,22 @@ def test_a_wrong_form_names_the_right_one(text):
         Topology.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("1X4", "Did you mean '1x4'? "),
+        ("1 x 4", "Did you mean '1x4'? "),
+        ("2*2", "Did you mean '2x2'? "),
+        ("4", "Did you mean '1x4'? "),
+        ("1x4,2x2", "Did you mean '1x4' and '2x2', each with an option of its own? "),
+        ("2x4x1", ""),
+    ],
+)
+def test_a_near_miss_is_told_what_may_be_meant(text, hint):
+    with pytest.raises(UsageError, match=re.escape(f"Received: topology={text!r}. {hint}Write it as HxD")):
+        Topology.parse(text)
+
+
 @pytest.mark.parametrize("value", [None, 4, (2, 2)])
 def test_what_is_not_text_is_a_wrong_use(value):
     with pytest.raises(UsageError, match="A topology has the form HxD"):

@@ -363,6 +363,15 @@ def test_every_cause_is_listed_and_explained():
         assert all(f"\n{title}\n" in shown.stdout for title in ("How gpudist recognizes it", "How to fix it"))
 
 
+def test_causes_are_told_as_json_too():
+    every = json.loads(gpudist("causes", "--json").stdout)["causes"]
+    one = json.loads(gpudist("causes", "clip-before-reduce", "--json").stdout)
+    assert one in every
+    assert one["code"] == "clip-before-reduce"
+    assert {"title", "meaning", "wrong", "right", "evidence", "fixes", "links", "by_design", "advice", "url"} <= one.keys()
+    assert "clipnorm" in one["fixes"]
+
+
 def test_an_unknown_cause_offers_the_near_one():
     done = gpudist("causes", "lossscaling")
     assert done.exit_code == 2

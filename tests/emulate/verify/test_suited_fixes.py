@@ -24,7 +24,7 @@ def test_a_program_of_fit_is_told_first_how_fit_stays(heading: str) -> None:
     assert lines[0].startswith("Use gpudist_core")
     assert "gd.distributed(model)" in lines[0]
     assert lines[1] == "Or, in a training step of your own:"
-    assert sorted(lines[2:] + [lines[0].replace("Use", "Or use", 1)]) == sorted(fix.splitlines())
+    assert sorted([*lines[2:], lines[0].replace("Use", "Or use", 1)]) == sorted(fix.splitlines())
 
 
 def test_a_loop_and_a_train_step_of_one_s_own_are_told_what_to_write_there() -> None:
