@@ -66,6 +66,7 @@ class Case:
         untouched: The topology's run with the program's own randomness; `topology` unless given.
         rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
+        reported: Makes noise runs of the program itself, for what it reports between its steps; empty where that fails.
         own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
         own_hashes: Makes it with hosts that hash strings in their own ways; None where that would show nothing.
         hash_places: Where the program makes sets or asks for hashes.

@@ -311,7 +311,8 @@ differences = st.builds(
     Difference, st.text(max_size=30), st.sampled_from(["gradient", "loss", "data"]), st.integers(0, 99),
     error=st.floats(), noise=st.floats(), value=numbers, reference_value=numbers, non_finite=st.booleans(),
 )  # fmt: skip
-findings = st.builds(Finding, st.text(max_size=9), st.text(max_size=99), st.text(max_size=99), st.text(max_size=99))
+texts = st.text(max_size=99)
+findings = st.builds(Finding, st.sampled_from(["loss-scaling", "nan"]), texts, texts, texts)
 verdicts_of_runs = st.sampled_from(["equivalent", "by-design", "divergent", "failed", "hung", "unverified", "unavailable"])
 runs = st.builds(
     Run, st.sampled_from(["1x4", "2x2"]), verdicts_of_runs, reason=st.none() | st.text(max_size=20),
