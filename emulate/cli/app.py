@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 
 from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, launch, plan, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
-from emulate.cli.usage import Command, did_you_mean, in_our_words, is_usage_error
-from emulate.errors import GpudistError, Unavailable, UsageError
+from emulate.cli.usage import Command, in_our_words, is_usage_error
+from emulate.errors import GpudistError, Unavailable, UsageError, did_you_mean
 
 _OPTIONS_ABOVE = {"version": "Did you mean '--version'?", "help": "Did you mean '--help'?"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -32,6 +32,15 @@ class _Commands(TyperGroup):
         hint = _OPTIONS_ABOVE.get(args[0]) or did_you_mean(args[0], self.commands) or f"Commands: {', '.join(self.commands)}."
         raise UsageError(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help as `Command` does."""
+        super(TyperGroup, self).format_help(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with its whole help; the parser would cut it to one line."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, " ".join(command.help.split())) for name, command in self.commands.items()])
+
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line and leave with its exit code."""
         try:
@@ -42,7 +51,9 @@ class _Commands(TyperGroup):
         except Exception as error:
             if not is_usage_error(error):
                 raise
-            if type(error).__name__ != "NoArgsIsHelpError":  # the help has been shown by then
+            if type(error).__name__ == "NoArgsIsHelpError":
+                print(error.format_message())
+            else:
                 complain(in_our_words(error))
             code = UsageError.exit_code
         sys.exit(code if isinstance(code, int) else 0)
@@ -53,7 +64,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example:\n\ngpudist verify train.py --topology 1x4 --topology 2x2",
 )

@@ -22,9 +22,9 @@ EXAMPLES = """Examples:
 
 gpudist launch train.py --slurm --topology 2x4 --partition gpu --time-limit 2h
 
-gpudist launch train.py --jobset --topology 2x8 --image registry.example/train:1 --dry-run
+gpudist launch train.py --jobset --topology 2x8 --image train:1 --dry-run
 
-gpudist launch train.py --hosts hosts.txt --topology 2x1 --device cpu --record 5
+gpudist launch train.py --hosts hosts.txt --topology 2x1 --record 5
 
 gpudist launch --status gpudist-jobs/train-0131-235959"""
 _JOBS = "gpudist-jobs"

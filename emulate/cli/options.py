@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal
 
 import typer
 
-from emulate.errors import UsageError
+from emulate.errors import UsageError, did_you_mean
 from emulate.topology import Topology
 
 DEFAULT_TOPOLOGY = "1x4"
@@ -74,7 +73,7 @@ AllowOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict/--no-strict", help="Also return exit code 1 for the verdict by-design."),
+    typer.Option("--strict/--no-strict", help="The verdict by-design also gives exit code 1."),
 ]
 VirtualOption = Annotated[
     bool,
@@ -208,6 +207,5 @@ def known_code(code: str, codes: Iterable[str], option: str) -> str:
     all_codes = list(codes)
     if code in all_codes:
         return code
-    near = difflib.get_close_matches(code, all_codes, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else "'gpudist causes' lists them."
+    hint = did_you_mean(code, all_codes, 0.6) or "'gpudist causes' lists them."
     raise UsageError(f"{option} must be the code of a cause. Received: {option} {code!r}. {hint}")

@@ -29,7 +29,7 @@ gpudist run train.py --topology 2x4
 
 gpudist run train.py --topology 1x8 -- --epochs 3
 
-gpudist run train.py --topology 2x2 --fault kill:host=1,step=5,phase=all-reduce"""
+gpudist run train.py --topology 2x2 --fault kill:host=1,step=5"""
 _GRACE = 10.0
 _RAISED = 3
 _WRONG_USE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # seen only once the program's file has run
