@@ -27,6 +27,12 @@ class Unavailable(GpudistError):
     exit_code = 5
 
 
+class Interrupted(GpudistError):
+    """Report Ctrl-C."""
+
+    exit_code = 130
+
+
 class ByDesignWarning(UserWarning):
     """Warn of a program that differs from one device only by design of TensorFlow and Keras (the verdict `by-design`)."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emulate.cli import options
+from emulate.cli import options, outputs
 from emulate.cli.command import exits_properly
-from emulate.report import Page, width_of
+from emulate.report import Page, width_of, write_object
 
 if TYPE_CHECKING:
     from emulate.verify.causes import Cause
@@ -18,7 +18,8 @@ EXAMPLES = """Examples:
 
 gpudist causes
 
-gpudist causes loss-scaling"""
+gpudist causes loss-scaling --json -"""
+_SCHEMA = "gpudist.causes/1"
 
 
 @exits_properly
@@ -32,18 +33,26 @@ def causes(
             show_default=False,
         ),
     ] = None,
+    json: outputs.ObjectOption = None,
 ) -> int:
     """Explain a cause: its meaning, wrong and right code, its evidence and its fix."""
     from emulate.verify.causes import all_causes, get
 
-    page = Page(width_of(sys.stdout))
-    catalogue = all_causes()
+    files, catalogue = outputs.check(json), all_causes()
+    page = Page(width_of(files.screen))
     if code is None:
         _add_all(page, catalogue)
     else:
-        _add_one(page, get(options.known_code(code, [cause.code for cause in catalogue], "CODE")))
-    page.print()
+        catalogue = (get(options.known_code(code, [cause.code for cause in catalogue], "CODE")),)
+        _add_one(page, catalogue[0])
+    page.print(files.screen)
+    if files.json is not None:
+        write_object({"schema": _SCHEMA, "causes": [_as_json(cause) for cause in catalogue]}, files.json)
     return 0
+
+
+def _as_json(cause: Cause) -> dict[str, Any]:
+    return {"code": cause.code, "by_design": cause.by_design, "advice": cause.advice, "url": cause.url, **asdict(cause.text)}
 
 
 def _add_all(page: Page, catalogue: tuple[Cause, ...]) -> None:

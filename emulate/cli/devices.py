@@ -21,9 +21,7 @@ _SCHEMA = "gpudist.devices/1"
 
 @exits_properly
 def devices(
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON. - is standard output.")
-    ] = None,
+    json: outputs.ObjectOption = None,
 ) -> int:
     """Show the GPUs of this machine, the topologies that it can run or emulate, and how it isolates hosts."""
     from emulate.cluster import describe_isolation

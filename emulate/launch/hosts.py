@@ -111,7 +111,8 @@ class HostsBySsh:
         places = ", ".join(f'"{name}:{self.port + place}"' for place, name in enumerate(self.names))
         seconds = " ".join(map(str, range(self.grace)))
         alive = 'kill -s 0 -- "-$program"'
-        end = f'kill -s TERM -- "-$program"; for second in {seconds}; do {alive} && sleep 1; done; kill -s KILL -- "-$program"'
+        kill = 'kill -s KILL -- "-$program"'
+        end = f'kill -s TERM -- "-$program"; for second in {seconds}; do {alive} && sleep 1; done; {kill}'
         return "\n".join(
             [
                 f"cd {job.workdir} || exit 1" if job.workdir else "",
@@ -125,13 +126,12 @@ class HostsBySsh:
                 "exec 3<&0",
                 f"setsid {shlex.join(job.command)} </dev/null &",
                 "program=$!",
-                f'{{ read -r asked <&3; is_lost=$?; {{ {end}; }} & [ "$is_lost" != 0 ] || cat <&3; '
-                '[ "$is_lost" != 0 ] || kill -s KILL -- "-$program"; } >/dev/null 2>&1 &',
+                f'{{ read -r asked <&3; is_lost=$?; {{ {end}; }} & if [ "$is_lost" = 0 ]; then cat <&3; {kill}; fi; }} >/dev/null 2>&1 &',
                 "watch=$!",
                 'wait "$program"',
                 "code=$?",
                 'kill "$watch"',
-                'kill -s KILL -- "-$program" 2>/dev/null  # what it has left behind',
+                f"{kill} 2>/dev/null  # what it has left behind",
                 'exit "$code"',
                 "",
             ]
