@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class GpudistError(Exception):
     """Report any error that gpudist raises on purpose. Its text is all that a user sees."""
@@ -22,6 +25,12 @@ class Unavailable(GpudistError):
     """Report that this machine cannot provide what was asked for."""
 
     exit_code = 5
+
+
+class Interrupted(GpudistError):
+    """Report Ctrl-C."""
+
+    exit_code = 130
 
 
 class ByDesignWarning(UserWarning):
@@ -60,3 +69,12 @@ class Hung(GpudistError):
         super().__init__(message)
         self.reason = reason
         self.stacks = stacks
+
+
+def did_you_mean(name: str, possible: Iterable[str], cutoff: float = 0.7) -> str:
+    """Return `Did you mean 'x'?` for the nearest one, or those of which the name is a part; empty where there is none."""
+    word, all_of = name.strip().lower().replace("_", "-"), list(possible)
+    near = difflib.get_close_matches(word, all_of, n=1, cutoff=cutoff) or [
+        one for one in all_of if len(word) > 2 and word in one
+    ]
+    return f"Did you mean {' or '.join(map(repr, near[:3]))}?" if near else ""

@@ -72,9 +72,8 @@ class Topology:
             return text
         match = _FORM.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
-            raise UsageError(
-                f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {_near(str(text))}{_EXAMPLES}"
-            )
+            hint = _hint(text.strip()) if isinstance(text, str) else ""
+            raise UsageError(f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {hint}{_EXAMPLES}")
         return cls(int(match["hosts"]), int(match["devices"]), int(match["ps"] or 0), is_virtual)
 
     @property
@@ -99,13 +98,17 @@ class Topology:
         return f"{self.num_hosts}x{self.num_devices}" + (f"+{self.num_ps}ps" if self.num_ps else "")
 
 
-def _near(text: str) -> str:
-    """Return what may be meant by a text of another form, as a hint."""
-    parts = [re.sub(r"\s", "", part).lower().replace("*", "x") for part in text.split(",")]
-    meant = [f"1x{part}" if part.isdecimal() else part for part in parts]
-    if not all(map(_FORM.fullmatch, meant)):
+def _hint(text: str) -> str:
+    """Return what a text was probably meant to be: the numbers in it, in the right form."""
+    each, numbers = re.split(r"[,;\s]+", text.lower()), re.findall(r"[0-9]+", text)
+    if len(each) > 1 and all(map(_FORM.fullmatch, each)):
+        return f"Give each topology by itself: {' '.join(f'--topology {one}' for one in each)}. "
+    if len(numbers) == 1 and text == numbers[0]:
+        return f"Did you mean '1x{text}' (one host with {text} devices) or '{text}x1' ({text} hosts with one device)? "
+    if len(numbers) < 2 or re.search("[-.]", text):
         return ""
-    return f"Did you mean {' and '.join(map(repr, meant))}{', each with an option of its own' if meant[1:] else ''}? "
+    servers = f"+{numbers[2]}ps" if numbers[2:] and "+" in text else ""
+    return f"Did you mean '{numbers[0]}x{numbers[1]}{servers}'? "
 
 
 REFERENCE = Topology(1, 1)

@@ -55,7 +55,7 @@ class Commands(Directive):
         section += nodes.paragraph(text=" ".join(_plain(command.help).split()))
         section += _table(("argument or option", "meaning"), (_option(one, context) for one in command.get_params(context)))
         if command.epilog:
-            lines = [line for line in _plain(command.epilog).splitlines() if line.startswith("gpudist")]
+            lines = [line for line in command.epilog.splitlines() if line.startswith("gpudist")]
             section += nodes.paragraph(text="Examples:")
             section += nodes.literal_block("\n".join(lines), "\n".join(lines), language="sh")
         return section

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, launch, plan, run, verify
+from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, launch, outputs, plan, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
-from emulate.cli.usage import Command, did_you_mean, in_our_words, is_usage_error
-from emulate.errors import GpudistError, Unavailable, UsageError
+from emulate.cli.usage import Command, in_our_words, is_usage_error
+from emulate.errors import GpudistError, Unavailable, UsageError, did_you_mean
 
 _OPTIONS_ABOVE = {"version": "Did you mean '--version'?", "help": "Did you mean '--help'?"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -32,20 +32,37 @@ class _Commands(TyperGroup):
         hint = _OPTIONS_ABOVE.get(args[0]) or did_you_mean(args[0], self.commands) or f"Commands: {', '.join(self.commands)}."
         raise UsageError(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
 
-    def main(self, *args: Any, **extra: Any) -> Any:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help as `Command` does."""
+        super(TyperGroup, self).format_help(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with its whole help; the parser would cut it to one line."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, " ".join(command.help.split())) for name, command in self.commands.items()])
+
+    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
         """Run the command line and leave with its exit code."""
         try:
-            code = super().main(*args, **{**extra, "standalone_mode": False})
+            code = super().main(args, **{**extra, "standalone_mode": False})
         except GpudistError as error:
-            complain(str(error))
-            code = error.exit_code
+            code = _fail(args, str(error), error.exit_code)
         except Exception as error:
             if not is_usage_error(error):
                 raise
-            if type(error).__name__ != "NoArgsIsHelpError":  # the help has been shown by then
-                complain(in_our_words(error))
+            if type(error).__name__ == "NoArgsIsHelpError":
+                print(error.format_message())
+            else:
+                _fail(args, in_our_words(error), UsageError.exit_code)
             code = UsageError.exit_code
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(args: Sequence[str] | None, message: str, exit_code: int) -> int:
+    """Print what ended the command, and write it where `--json` says."""
+    complain(message)
+    outputs.write_failure(sys.argv[1:] if args is None else args, message, exit_code)
+    return exit_code
 
 
 app = typer.Typer(
@@ -53,7 +70,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example:\n\ngpudist verify train.py --topology 1x4 --topology 2x2",
 )
@@ -118,12 +135,12 @@ def _run(args: Sequence[str] | None) -> int:
         if isinstance(error, OSError) and error.errno in _FULL:
             raise
         if isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error):
-            complain(
+            text = (
                 "The temporary folder must exist and be writable. "
                 f"Received: TMPDIR={os.environ.get('TMPDIR')!r} ({error.strerror}). Set TMPDIR to another folder."
             )
-            return Unavailable.exit_code
-        return _own_fault()
+            return _fail(args, text, Unavailable.exit_code)
+        return _own_fault(args)
     return 0
 
 
@@ -150,7 +167,7 @@ def _forget_own_folder() -> None:
         del sys.path[0]
 
 
-def _own_fault() -> int:
+def _own_fault(args: Sequence[str] | None) -> int:
     text = traceback.format_exc()
     if os.environ.get("GPUDIST_DEBUG"):
         print(text, file=sys.stderr)
@@ -160,5 +177,5 @@ def _own_fault() -> int:
             file.write(f"{sys.argv}\n{text}")
         where = f"is in {file.name} (GPUDIST_DEBUG=1 prints it here)"
     last = text.rstrip().splitlines()[-1]
-    complain(f"This is an error of gpudist, not of your program: {last}\nPlease report it with the traceback, which {where}.")
-    return OWN_FAULT
+    message = f"This is an error of gpudist, not of your program: {last}\nPlease report it with the traceback, which {where}."
+    return _fail(args, message, OWN_FAULT)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emulate.cli import options
+from emulate.cli import options, outputs
 from emulate.cli.command import exits_properly
-from emulate.report import STANDARD_OUTPUT, Page, width_of, write_object
+from emulate.report import Page, width_of, write_object
 
 if TYPE_CHECKING:
     from emulate.verify.causes import Cause
@@ -19,9 +18,8 @@ EXAMPLES = """Examples:
 
 gpudist causes
 
-gpudist causes loss-scaling
-
-gpudist causes loss-scaling --json"""
+gpudist causes loss-scaling --json -"""
+_SCHEMA = "gpudist.causes/1"
 
 
 @exits_properly
@@ -35,29 +33,26 @@ def causes(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all texts in Markdown.")] = False,
+    json: outputs.ObjectOption = None,
 ) -> int:
     """Explain a cause: its meaning, wrong and right code, its evidence and its fix."""
     from emulate.verify.causes import all_causes, get
 
-    page = Page(width_of(sys.stdout))
-    catalogue = all_causes()
-    asked = None if code is None else get(options.known_code(code, [cause.code for cause in catalogue], "CODE"))
-    if json:
-        write_object(_described(asked) if asked else {"causes": [_described(cause) for cause in catalogue]}, STANDARD_OUTPUT)
-        return 0
-    if asked is None:
+    files, catalogue = outputs.check(json), all_causes()
+    page = Page(width_of(files.screen))
+    if code is None:
         _add_all(page, catalogue)
     else:
-        _add_one(page, asked)
-    page.print()
+        catalogue = (get(options.known_code(code, [cause.code for cause in catalogue], "CODE")),)
+        _add_one(page, catalogue[0])
+    page.print(files.screen)
+    if files.json is not None:
+        write_object({"schema": _SCHEMA, "causes": [_as_json(cause) for cause in catalogue]}, files.json)
     return 0
 
 
-def _described(cause: Cause) -> dict[str, Any]:
-    """Return a cause as a JSON object: the fixes by the heading that says when they suit, the general one under ''."""
-    about = {"code": cause.code, "by_design": cause.by_design, "advice": cause.advice, "url": cause.url}
-    return about | asdict(cause.text)
+def _as_json(cause: Cause) -> dict[str, Any]:
+    return {"code": cause.code, "by_design": cause.by_design, "advice": cause.advice, "url": cause.url, **asdict(cause.text)}
 
 
 def _add_all(page: Page, catalogue: tuple[Cause, ...]) -> None:

@@ -9,9 +9,8 @@ from typing import Any, ParamSpec
 
 import typer
 
-from emulate.cli import INTERRUPTED
 from emulate.cli.usage import HINT, Command
-from emulate.errors import GpudistError
+from emulate.errors import Interrupted
 
 OWN_FAULT = 70
 _ARGS = "gpudist.args"
@@ -41,19 +40,14 @@ def program_args(context: typer.Context) -> tuple[str, ...]:
 
 
 def exits_properly(command: Callable[P, int]) -> Callable[P, None]:
-    """Turn a command's return value and its errors on purpose into exit codes."""
+    """Turn a command's return value into its exit code, and Ctrl-C into an error."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            code = command(*args, **kwargs)
+            raise typer.Exit(command(*args, **kwargs))
         except KeyboardInterrupt:
-            complain("interrupted")
-            code = INTERRUPTED
-        except GpudistError as error:
-            complain(str(error))
-            code = error.exit_code
-        raise typer.Exit(code)
+            raise Interrupted("interrupted") from None
 
     return wrapped
 

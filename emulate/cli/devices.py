@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from emulate.cli import outputs
 from emulate.cli.command import exits_properly
@@ -21,9 +19,7 @@ _SCHEMA = "gpudist.devices/1"
 
 @exits_properly
 def devices(
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON. - is standard output.")
-    ] = None,
+    json: outputs.ObjectOption = None,
 ) -> int:
     """Show the GPUs of this machine, the topologies that it can run or emulate, and how it isolates hosts."""
     from emulate.cluster import describe_isolation

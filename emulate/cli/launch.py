@@ -22,9 +22,9 @@ EXAMPLES = """Examples:
 
 gpudist launch train.py --slurm --topology 2x4 --partition gpu --time-limit 2h
 
-gpudist launch train.py --jobset --topology 2x8 --image registry.example/train:1 --dry-run
+gpudist launch train.py --jobset --topology 2x8 --image train:1 --dry-run
 
-gpudist launch train.py --hosts hosts.txt --topology 2x1 --device cpu --record 5
+gpudist launch train.py --hosts hosts.txt --topology 2x1 --record 5
 
 gpudist launch --status gpudist-jobs/train-0131-235959"""
 _JOBS = "gpudist-jobs"
@@ -40,6 +40,7 @@ _FOR = {
     "cpus": ("slurm", "jobset", "trainjob"),
     "memory": ("slurm", "jobset", "trainjob"),
     "port": ("hosts",),
+    "grace": ("hosts",),
 }
 """By option the targets that it is for."""
 _JOB = "JOB is its folder."
@@ -93,6 +94,9 @@ def launch(
     partition: Annotated[str | None, _option("--partition", "NAME", "Slurm partition.")] = None,
     account: Annotated[str | None, _option("--account", "NAME", "Slurm account.")] = None,
     port: Annotated[str | None, _option("--port", "N", "Port of the first host, with --hosts. Default: 2222.")] = None,
+    grace: Annotated[
+        str | None, _option("--grace", "S", "Seconds that the program has after SIGTERM, with --hosts. Default: 30.")
+    ] = None,
     cpus: Annotated[str | None, _option("--cpus", "N", "CPU cores of each host.")] = None,
     memory: Annotated[str | None, _option("--memory", "SIZE", "Memory of each host, such as 64G.")] = None,
     time_limit: Annotated[str | None, _option("--time-limit", "TIME", "Time limit, such as 90m, 12h or 2d.")] = None,
@@ -232,7 +236,7 @@ def _target(kind: str, job: Job, folder: Path, addresses: list[str], given: dict
         return Slurm(job, {name: given[name] for name in ("partition", "account") if given[name] is not None})
     if kind == "hosts":
         port = _number("--port", given["port"], lowest=1)
-        return HostsBySsh(job, addresses, port or FIRST_PORT)
+        return HostsBySsh(job, addresses, port or FIRST_PORT, _number("--grace", given["grace"], lowest=1) or 30)
     load_yaml()
     named = {name: given[name] for name in ("image", "namespace", "claim", "queue", "gpu_resource")}
     return Kubernetes(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal
 
 import typer
 
-from emulate.errors import UsageError
+from emulate.errors import UsageError, did_you_mean
 from emulate.topology import Topology
 
 DEFAULT_TOPOLOGY = "1x4"
 DEFAULT_STEPS = "auto"
 DEFAULT_TIMEOUT = 300.0
 DEFAULT_RESTARTS = 3
+DEFAULT_GRACE = "30"
+"""As in Kubernetes and in Slurm (KillWait)."""
 
 
 DEVICES = ("cpu", "gpu", "auto")
@@ -74,7 +75,7 @@ AllowOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict/--no-strict", help="Also return exit code 1 for the verdict by-design."),
+    typer.Option("--strict/--no-strict", help="The verdict by-design also gives exit code 1."),
 ]
 VirtualOption = Annotated[
     bool,
@@ -120,6 +121,11 @@ FaultOption = Annotated[
     ),
 ]
 
+GraceOption = Annotated[
+    str,
+    typer.Option("--grace", metavar="S", help="Seconds that the program has after SIGTERM to save and exit."),
+]
+
 
 def program_target(program: str | None, module: str | None) -> str:
     """Return the program for `Program.find`. Raise UsageError if none was given, or two."""
@@ -156,15 +162,15 @@ def number_of_seed(text: str) -> int:
     raise UsageError(f"--seed must be a whole number from 0 to {2**32 - 1}. Received: --seed {text!r}. Try --seed 0.")
 
 
-def number_of_seconds(text: str) -> float:
-    """Return the number of `--timeout`. Raise UsageError if it is not positive."""
+def number_of_seconds(text: str, option: str = "--timeout") -> float:
+    """Return the number of an option. Raise UsageError if it is not positive."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if seconds > 0:
         return seconds
-    raise UsageError(f"--timeout must be a positive number of seconds. Received: --timeout {text!r}. Try --timeout 60.")
+    raise UsageError(f"{option} must be a positive number of seconds. Received: {option} {text!r}. Try {option} 60.")
 
 
 def number_of_restarts(text: str | None, faults: Sequence[str]) -> int:
@@ -208,6 +214,5 @@ def known_code(code: str, codes: Iterable[str], option: str) -> str:
     all_codes = list(codes)
     if code in all_codes:
         return code
-    near = difflib.get_close_matches(code, all_codes, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else "'gpudist causes' lists them."
+    hint = did_you_mean(code, all_codes, 0.6) or "'gpudist causes' lists them."
     raise UsageError(f"{option} must be the code of a cause. Received: {option} {code!r}. {hint}")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from emulate.errors import UsageError
+from emulate.errors import GpudistError, UsageError
 
 if TYPE_CHECKING:
     from emulate.verify import Verdict
 
+FAILURE_SCHEMA = "gpudist.failure/1"
+_FAILURES = {2: "usage-error", 3: "failed", 4: "hung", 5: "unavailable", 70: "gpudist-error", 130: "interrupted"}
+"""What ended a command without a verdict, by its exit code."""
 _STANDARD_OUTPUT = "-"
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Also write the verdict as JSON. - is standard output.")
+]
+ObjectOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON. - is standard output.")
 ]
 HtmlOption = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Also write the verdict as an HTML page. Needs the extra 'html'.")
@@ -52,12 +60,12 @@ class Outputs:
         from emulate.report import show, write_html, write_json, write_sarif
 
         show(verdict, self.screen)
-        if self.json is not None:
-            write_json(verdict, self.json)
         if self.html is not None:
             write_html(verdict, self.html)
         if self.sarif is not None:
             write_sarif(verdict, self.sarif)
+        if self.json is not None:  # last: what fails before is written there instead
+            write_json(verdict, self.json)
 
 
 def check(
@@ -93,6 +101,24 @@ def check(
     files = {option: _file(option, text, others or {}) for option, text in named.items()}
     screen = sys.stderr if _STANDARD_OUTPUT in named.values() else sys.stdout
     return Outputs(files.get("--json"), files.get("--html"), screen, files.get("--sarif"), files.get("--certificate"))
+
+
+def write_failure(args: Sequence[str], message: str, exit_code: int) -> None:
+    """Write what ended a command to the file of `--json`, so that its reader has an answer for every exit code.
+
+    Args:
+        args: The command line: the error may be one of its parser.
+        message: What standard error says.
+        exit_code: That of the command.
+    """
+    from emulate.report import write_object
+
+    own = [*takewhile(lambda word: word != "--", args), ""]
+    texts = [word[7:] or after for word, after in pairwise(own) if word.partition("=")[0] == "--json"]
+    about = {"schema": FAILURE_SCHEMA, "verdict": _FAILURES[exit_code], "exit_code": exit_code}
+    for text in texts[-1:]:
+        with contextlib.suppress(GpudistError):  # such a file is what is wrong, or belongs to somebody else
+            write_object({**about, "message": message, "runs": []}, _file("--json", text, {}))
 
 
 def _check_apart(named: Mapping[str, str]) -> None:

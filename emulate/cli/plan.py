@@ -23,9 +23,9 @@ gpudist plan train.py --on p4d.24xlarge
 
 gpudist plan train.py --on p4d.24xlarge --memory 24GB
 
-gpudist plan train.py --on dgx1-v100 --measured "1: 412 examples/s at batch 128"
+gpudist plan train.py --on dgx1-v100 --measured "1: 50 examples/s at batch 64"
 
-gpudist plan train.py --on my_machine.toml --gpus 8,64 --examples 1281167 --html plan.html"""
+gpudist plan train.py --on my_machine.toml --gpus 8,64 --html plan.html"""
 _STEPS = 2
 
 

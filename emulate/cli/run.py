@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import tempfile
 import time
@@ -29,8 +30,8 @@ gpudist run train.py --topology 2x4
 
 gpudist run train.py --topology 1x8 -- --epochs 3
 
-gpudist run train.py --topology 2x2 --fault kill:host=1,step=5,phase=all-reduce"""
-_GRACE = 10.0
+gpudist run train.py --topology 2x2 --fault kill:host=1,step=5"""
+_PATIENCE = 10.0
 _RAISED = 3
 _WRONG_USE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # seen only once the program's file has run
 
@@ -52,6 +53,7 @@ def run(
     network: options.NetworkOption = "own",
     all_reduce: options.AllReduceOption = "auto",
     fault: options.FaultOption = [],  # noqa: B006 (typer copies it)
+    grace: options.GraceOption = options.DEFAULT_GRACE,
 ) -> int:
     """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
     if len(topology) > 1:
@@ -67,7 +69,8 @@ def run(
         complain(note)
     faults = parse_all(fault)
     check_for(faults, shape)
-    launch = partial(_launch, user_program, shape, choice.kind, all_reduce, network, faults)
+    seconds = options.number_of_seconds(grace, "--grace")
+    launch = partial(_launch, user_program, shape, choice.kind, all_reduce, network, faults, seconds)
     try:
         return launch(imports=True)
     except _NeedsFreshProcess:
@@ -96,6 +99,7 @@ def _launch(
     all_reduce: str,
     network: str,
     faults: tuple[Fault, ...],
+    grace: float,
     *,
     imports: bool,
 ) -> int:
@@ -108,25 +112,33 @@ def _launch(
             shape, entry, directory, device=device, all_reduce=all_reduce, network=network, cwd=Path.cwd(), echo=True
         )
         with preload.launch(replace(plan, faults=faults)) as cluster:
-            code = _watch(cluster)
+            code = _watch(cluster, grace)
         if code == 0:
             check_fired(faults, cluster.fired)
         return code
 
 
-def _watch(cluster: RunningCluster) -> int:
+def _watch(cluster: RunningCluster, grace: float) -> int:
     """Wait for the hosts; once one has failed the others get a short while, because they may never end."""
-    from emulate.cluster import first_cause
+    from emulate.cluster import first_cause, first_sigterm
 
-    notes_shown, until = 0, math.inf
-    while not cluster.is_over and time.monotonic() < until:
-        for _, event in cluster.events(0.1):
-            _tell(event)
-        for note in cluster.notes[notes_shown:]:
-            complain(note)
-        notes_shown = len(cluster.notes)
-        if until == math.inf and first_cause(cluster.outcomes) is not None:
-            until = time.monotonic() + _GRACE
+    notes_shown, until, is_handed_on = 0, math.inf, False
+    with first_sigterm() as heard:
+        while not cluster.is_over and time.monotonic() < until:
+            for _, event in cluster.events(0.1):
+                _tell(event)
+            for note in cluster.notes[notes_shown:]:
+                complain(note)
+            notes_shown = len(cluster.notes)
+            if heard and not is_handed_on:
+                is_handed_on, until = True, heard[0] + grace
+                complain(f"SIGTERM: the program has {grace:g} s to save and exit (--grace). Another SIGTERM ends it at once.")
+                cluster.terminate()
+            elif until == math.inf and first_cause(cluster.outcomes) is not None:
+                until = time.monotonic() + _PATIENCE
+    if is_handed_on and not cluster.is_over:
+        complain(f"The program did not exit within {grace:g} s after SIGTERM (--grace), so gpudist ended it.")
+        return 128 + signal.SIGTERM
     for fired in cluster.fired:
         complain(f"A fault was injected: {fired}.")
     failed = first_cause(cluster.outcomes)

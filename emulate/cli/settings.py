@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 from emulate.cli import options
-from emulate.cli.usage import did_you_mean
-from emulate.errors import UsageError
+from emulate.errors import UsageError, did_you_mean
 from emulate.program import working_directory
 
 if sys.version_info >= (3, 11):

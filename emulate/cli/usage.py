@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+import textwrap
 from typing import Any
 
 from typer.core import TyperCommand
 
-from emulate.errors import UsageError
+from emulate.errors import UsageError, did_you_mean
 
 HINT = "Options and arguments of the program itself go after '--'."
 
@@ -35,6 +34,14 @@ class Command(TyperCommand):
                 f"Received: {'also ' if takes else ''}{ctx.args[0]!r}. {self.hint}".rstrip()
             )
         return rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help without typer's table, which cuts words and values at 80 columns."""
+        super(TyperCommand, self).format_help(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples line by line, as they are: a command that is wrapped cannot be copied."""
+        formatter.write("\n" + textwrap.indent(self.epilog or "", "  ") + "\n")
 
 
 def is_usage_error(error: BaseException) -> bool:
@@ -67,9 +74,3 @@ def _metavar(context: Any, option: str) -> str:
 def _name(param: Any) -> str:
     """Return what the help calls the value of a parameter."""
     return str(param.metavar or param.name.upper())
-
-
-def did_you_mean(name: str, possible: Iterable[str]) -> str:
-    """Return `Did you mean 'x'?` for the nearest one; empty where none is near."""
-    near = difflib.get_close_matches(name, list(possible), n=1, cutoff=0.7)
-    return f"Did you mean {near[0]!r}?" if near else ""

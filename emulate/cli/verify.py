@@ -16,11 +16,11 @@ EXAMPLES = """Examples:
 
 gpudist verify train.py --topology 1x4 --topology 2x2
 
-gpudist verify train.py --steps all --json verdict.json --html verdict.html -- --epochs 1
+gpudist verify train.py --steps all --json v.json --html v.html -- --epochs 1
 
 gpudist verify -m package.train --allow batchnorm-local-statistics
 
-gpudist verify train.py --topology 2x2 --fault kill:host=1,step=5,phase=all-reduce"""
+gpudist verify train.py --topology 2x2 --fault kill:host=1,step=5"""
 
 
 @exits_properly

@@ -15,6 +15,7 @@ from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.roles import FIRST_PORT, roles_of
+from emulate.cluster.sigterm import first_sigterm
 from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.threads import Thread, waits_for
 from emulate.cluster.views import remove_tree
@@ -45,6 +46,7 @@ __all__ = [
     "describe_isolation",
     "explain_hang",
     "first_cause",
+    "first_sigterm",
     "follows_from_a_peer",
     "is_for_ever",
     "is_read_at_import",

@@ -159,6 +159,7 @@ def _become_a_process_of_its_own(context: HostContext, output: tuple[int, int] |
     signal.set_wakeup_fd(-1)
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     context.directory.mkdir(exist_ok=True)

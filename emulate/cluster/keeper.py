@@ -57,6 +57,7 @@ class Again:
         return _AGAIN + pickle.dumps(self)
 
 
+_SIGNALS = {b"stacks": stacks.SIGNAL, b"terminate": signal.SIGTERM}
 _AGAIN = b"again "
 
 
@@ -296,9 +297,9 @@ class _Keeper:
                 self._report({"is": "exit", "host": number, "code": os.waitstatus_to_exitcode(ended[1])})
 
     def _answer(self, body: bytes) -> None:
-        if body == b"stacks":
+        if body in _SIGNALS:
             for pid in self._hosts:  # not reaped yet, so the numbers are theirs
-                os.kill(pid, stacks.SIGNAL)
+                os.kill(pid, _SIGNALS[body])
         elif body.startswith(b"continue"):
             for pid in self._pids_of(int(body.split()[1])):
                 os.kill(pid, signal.SIGCONT)

@@ -55,6 +55,8 @@ class Hello:
 
 def main(fd: int) -> None:
     """Serve the supervisor at the other end of the socket until it closes it or ends."""
+    # A scheduler signals every process, and hosts that save need this one. Hosts get what comes before they can handle it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     control = Channel(socket.socket(fileno=fd))
     hello: Hello = pickle.loads(control.receive()[1])
     keepers: set[int] = set()

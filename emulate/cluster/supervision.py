@@ -329,6 +329,10 @@ class RunningCluster:
         with contextlib.suppress(OSError):  # one that is gone is reported by its end
             self._hosts[host].send(JOB, message)
 
+    def terminate(self) -> None:
+        """Send SIGTERM to every host that runs."""
+        self._keeper.send(CONTROL, b"terminate")
+
     def cpu_seconds(self, host: int) -> float:
         """Return the processor time that a host has used."""
         pid = self._pids.get(host, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
 import subprocess
@@ -13,11 +15,11 @@ from typing import Any
 
 import psutil
 
-from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE
+from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE, first_sigterm
 from emulate.errors import UsageError
 from emulate.launch.job import PREPARE, Job, tf_config
 from emulate.launch.logs import log_file
-from emulate.launch.target import FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
+from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import check_installed
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
@@ -26,8 +28,8 @@ _HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9][A-Za-z0-9.-]*")
 _LOST = 255
 _PEERS = 20.0
 """Seconds for which the other hosts may report why they fail, too, once one has failed."""
-_TERM, _KILL = 10, 20.0
-"""Seconds from SIGTERM to SIGKILL on a host, and until ssh itself is killed."""
+_KILL = 10.0
+"""Seconds after the grace until ssh itself is killed."""
 
 
 def read_hosts(file: Path) -> list[str]:
@@ -71,17 +73,22 @@ class HostsBySsh:
         job: The job.
         hosts: The hosts as ssh takes them, one for each host of the topology.
         port: The port of the first host's TensorFlow server; the next hosts have the next ports.
+        grace: Seconds from SIGTERM to SIGKILL on a host.
     """
 
     job: Job
     hosts: Sequence[str]
     port: int = FIRST_PORT
+    grace: int = 30
     poll: float = 0.2
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
     _failed: int | None = None
     _failed_at: float = 0.0
     _restarts: int = 0
+    _is_terminated: bool = False
+    _heard: list[float] = field(default_factory=list)
+    _signals: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
         if len(self.hosts) != self.job.num_hosts:
@@ -96,12 +103,17 @@ class HostsBySsh:
         return [host.rpartition("@")[2] for host in self.hosts]
 
     def script(self, number: int) -> str:
-        """Return what ssh runs on a host. The program ends with the connection: standard input is open as long as it is."""
+        """Return what ssh runs on a host. The program ends with the connection: standard input is open as long as it is.
+
+        A line there or its end sends SIGTERM to the program. Its end after a line ends the program at once.
+        """
         job = self.job
         places = ", ".join(f'"{name}:{self.port + place}"' for place, name in enumerate(self.names))
-        seconds = " ".join(map(str, range(_TERM)))
+        seconds = " ".join(map(str, range(self.grace)))
         alive = 'kill -s 0 -- "-$program"'
-        end = f'kill -s TERM -- "-$program"; for second in {seconds}; do {alive} && sleep 1; done; kill -s KILL -- "-$program"'
+        kill = 'kill -s KILL -- "-$program"'
+        end = f'kill -s TERM -- "-$program"; for second in {seconds}; do {alive} && sleep 1; done; {kill}'
+        watch = f'read -r asked <&3; is_lost=$?; {{ {end}; }} & if [ "$is_lost" = 0 ]; then cat <&3; {kill}; fi'
         return "\n".join(
             [
                 f"cd {job.workdir} || exit 1" if job.workdir else "",
@@ -115,12 +127,12 @@ class HostsBySsh:
                 "exec 3<&0",
                 f"setsid {shlex.join(job.command)} </dev/null &",
                 "program=$!",
-                f"{{ cat <&3; {end}; }} >/dev/null 2>&1 &",
+                f"{{ {watch}; }} >/dev/null 2>&1 &",
                 "watch=$!",
                 'wait "$program"',
                 "code=$?",
                 'kill "$watch"',
-                'kill -s KILL -- "-$program" 2>/dev/null  # what it has left behind',
+                f"{kill} 2>/dev/null  # what it has left behind",
                 'exit "$code"',
                 "",
             ]
@@ -134,6 +146,7 @@ class HostsBySsh:
     def submit(self) -> dict[str, Any]:
         """Start the program on each host."""
         check_installed(SSH[:1])
+        self._heard = self._signals.enter_context(first_sigterm())
         self._start()
         own = psutil.Process()
         return {
@@ -153,6 +166,8 @@ class HostsBySsh:
 
     def state(self) -> JobState:
         """Look at each connection; start all hosts again where they asked for it."""
+        if self._heard and not self._is_terminated:
+            self._terminate()
         codes = [process.poll() for process in self._processes]
         if self.job.seconds is not None and time.monotonic() - self._since > self.job.seconds:
             self.cancel()
@@ -160,18 +175,28 @@ class HostsBySsh:
         if self._failed is None:
             self._failed = next((number for number, code in enumerate(codes) if code), None)
             self._failed_at = time.monotonic()
-        if None in codes and (self._failed is None or time.monotonic() - self._failed_at < _PEERS):
-            return JobState("running", f"restart {self._restarts}" if self._restarts else "")
+        peers = max(_PEERS, self.grace) if self._is_terminated else _PEERS
+        if None in codes and (self._failed is None or time.monotonic() - self._failed_at < peers):
+            notice = f"SIGTERM: the program has {self.grace} s to save and exit (--grace)" if self._is_terminated else ""
+            return JobState("running", notice or (f"restart {self._restarts}" if self._restarts else ""))
         if self._failed is None:
             return JobState(SUCCEEDED)
         code = codes[self._failed]
         self.cancel()
-        if code == TEMPORARY_FAILURE and self._restarts < self.job.restarts:
+        if code == TEMPORARY_FAILURE and self._restarts < self.job.restarts and not self._is_terminated:
             self._restarts += 1
             self._start()
             return JobState("running", f"restart {self._restarts}")
         how = "lost its connection, or ssh could not reach it" if code == _LOST else f"ended with exit code {code}"
-        return JobState(FAILED, f"host {self._failed} ({self.hosts[self._failed]}) {how}")
+        text = f"host {self._failed} ({self.hosts[self._failed]}) {how}"
+        return JobState(CANCELLED, f"SIGTERM: {text}", code) if self._is_terminated else JobState(FAILED, text)
+
+    def _terminate(self) -> None:
+        """Send SIGTERM to the program on each host."""
+        self._is_terminated = True
+        for process in self._processes:
+            with contextlib.suppress(OSError):  # a connection that is gone
+                os.write(process.stdin.fileno(), b"\n")  # type: ignore[union-attr]
 
     def cancel(self) -> bool:
         """End the program on each host: SIGTERM, then SIGKILL."""
@@ -179,7 +204,7 @@ class HostsBySsh:
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        until = time.monotonic() + _KILL
+        until = time.monotonic() + self.grace + _KILL
         for process in self._processes:
             try:
                 process.wait(max(0.0, until - time.monotonic()))
@@ -192,6 +217,7 @@ class HostsBySsh:
     def finish(self) -> None:
         """Close the connections."""
         self.cancel()
+        self._signals.close()
 
     def collect(self) -> None:
         """Do nothing: the trace lies in the shared folder."""

@@ -28,10 +28,12 @@ class JobState:
     Attributes:
         phase: `waiting`, `running`, `succeeded`, `failed`, `timed-out` or `cancelled`.
         text: What the scheduler says about it.
+        code: The exit code of the program after SIGTERM, which is then that of the command.
     """
 
     phase: str
     text: str = ""
+    code: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -41,7 +43,7 @@ class JobState:
     @property
     def exit_code(self) -> int:
         """Return the exit code of the command for this end."""
-        return _EXIT_CODES.get(self.phase, _PROGRAM_FAILED)
+        return _EXIT_CODES.get(self.phase, _PROGRAM_FAILED) if self.code is None else self.code
 
     def __str__(self) -> str:
         return f"{self.phase}: {self.text}" if self.text else self.phase

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from emulate.errors import UsageError
+from emulate.errors import UsageError, did_you_mean
 
 _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 _FORMS = "A program is written train.py, train.ipynb, -m package.module, train.py:function or package.module:function."
@@ -58,7 +58,8 @@ def _behind_stream(path: Path) -> Path:
 
 def _offer(folder: Path, wanted: str, text: str = "") -> str:
     if not folder.is_dir():
-        return f"There is no folder {str(folder)!r} either."
+        folders = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+        return f"There is no folder {str(folder)!r} either. {did_you_mean(folder.name, folders)}".rstrip()
     files = sorted(path.name for path in folder.iterdir() if path.suffix in (".py", ".ipynb"))
     if wanted and (near := difflib.get_close_matches(wanted, files, n=1, cutoff=0.6) or _same_stem(wanted, files)):
         return f"Did you mean {os.path.join(os.path.dirname(text), near[0])!r}?"

@@ -11,7 +11,8 @@ PAGES = "https://gpudist.readthedocs.io/en/latest/causes/"
 """The folder of the pages of all causes."""
 BY_DESIGN = "by-design"
 """Verdict if all deciding causes are by design of TensorFlow and Keras."""
-_EXIT_CODES = {"equivalent": 0, BY_DESIGN: 0, "divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5}
+_EXIT_CODES = {"divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5, BY_DESIGN: 0, "equivalent": 0}
+"""Of several verdicts with the exit code of the command, the first one here is the overall verdict."""
 OF_REFERENCE = "reference"
 """Reason of a run that ended well, but gets the verdict failed or hung from the reference."""
 
@@ -308,14 +309,18 @@ class Verdict:
     @property
     def exit_code(self) -> int:
         """Return 0 if all is well, otherwise the exit code of the most serious verdict (3, then 4, then 1, then 5)."""
-        codes = {_EXIT_CODES[run.verdict] for run in self.runs} | ({1} if self.strict and self.by_design else set())
+        codes = set(self._codes.values())
         return next((code for code in (3, 4, 1, 5) if code in codes), 0)
 
     @property
     def verdict(self) -> str:
-        """Return the verdict that decides the exit code: the most serious one; `by-design` if nothing else is to be said."""
-        serious = [run.verdict for run in self.runs if _EXIT_CODES[run.verdict] == self.exit_code != 0]
-        return next(iter(serious), BY_DESIGN if self.by_design else "equivalent")
+        """Return the verdict of the run that decides the exit code; `unverified` without runs."""
+        return next((verdict for verdict, code in self._codes.items() if code == self.exit_code), "unverified")
+
+    @property
+    def _codes(self) -> dict[str, int]:
+        codes = {**_EXIT_CODES, **({BY_DESIGN: 1} if self.strict else {})}
+        return {verdict: code for verdict, code in codes.items() if verdict in {run.verdict for run in self.runs}}
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `--json`: strict JSON (a number that is not finite becomes null)."""

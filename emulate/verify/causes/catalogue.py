@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from emulate.errors import UsageError
+from emulate.errors import UsageError, did_you_mean
 from emulate.verify.case import Case
 from emulate.verify.causes.accumulation import ACCUMULATION
 from emulate.verify.causes.batchnorm import BATCHNORM, BATCHNORM_CANCELLED
@@ -132,9 +131,8 @@ def get(code: str) -> Cause:
         UsageError: When there is none.
     """
     if code not in _BY_CODE:
-        near = difflib.get_close_matches(code, _BY_CODE, 1)
-        hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise UsageError(f"A cause must be one of the catalogue. Received: code={code!r}. {hint}`gpudist causes` lists all.")
+        hint = " ".join(filter(None, (did_you_mean(code, _BY_CODE, 0.6), "`gpudist causes` lists all.")))
+        raise UsageError(f"A cause must be one of the catalogue. Received: code={code!r}. {hint}")
     return _BY_CODE[code]
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import emulate.devices
@@ -60,7 +61,22 @@ def verified(folder, monkeypatch):
 
 def test_no_arguments_show_the_help():
     shown = gpudist()
+    assert shown.exit_code == 2
     assert all(command in shown.output for command in COMMANDS)
+
+
+def test_every_help_fits_80_columns_and_cuts_nothing(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, command in get_command(app).commands.items():
+        lines = gpudist(name, "--help").output.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not [line for line in lines if line.endswith(("-", "...")) or set(line) & set("…│")]  # kill:phase=all-/reduce
+        values = [param.metavar for param in command.params if param.metavar]
+        assert all(any(value in line for line in lines) for value in values)
+        assert all(line in "\n".join(lines) for line in command.epilog.splitlines())
+    overview = gpudist("--help").output
+    assert max(map(len, overview.splitlines())) <= 80
+    assert "This takes\n           about a minute and needs no GPU." in overview
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -364,8 +380,8 @@ def test_every_cause_is_listed_and_explained():
 
 
 def test_causes_are_told_as_json_too():
-    every = json.loads(gpudist("causes", "--json").stdout)["causes"]
-    one = json.loads(gpudist("causes", "clip-before-reduce", "--json").stdout)
+    every = json.loads(gpudist("causes", "--json", "-").stdout)["causes"]
+    (one,) = json.loads(gpudist("causes", "clip-before-reduce", "--json", "-").stdout)["causes"]
     assert one in every
     assert one["code"] == "clip-before-reduce"
     assert {"title", "meaning", "wrong", "right", "evidence", "fixes", "links", "by_design", "advice", "url"} <= one.keys()

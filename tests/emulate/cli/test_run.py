@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -13,8 +14,16 @@ from emulate.cli.app import app
 from emulate.cluster import Preload
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, signal, sys, time
 host = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+def save(*_):
+    print("heard", flush=True)
+    if sys.argv[1] == "save":
+        time.sleep(1 + host)
+        open(f"saved-{host}", "w").close()
+        sys.exit(75)
+if sys.argv[1] in ("save", "stay"):
+    signal.signal(signal.SIGTERM, save)
 print("started", host, os.getpid(), sys.argv[1:], flush=True)
 how = sys.argv[1] if host == 1 else ""
 if how == "raise":
@@ -23,7 +32,7 @@ if how == "exit":
     sys.exit(7)
 if how == "kill":
     os.kill(os.getpid(), 9)
-if sys.argv[1] == "sleep":
+if sys.argv[1] in ("save", "stay", "sleep"):
     time.sleep(100)
 if sys.argv[1] == "fresh":
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
@@ -36,8 +45,8 @@ open(f"written-{host}", "w").close()
 def run(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
 
-    def run(*args, topology="2x1", program="train.py"):
-        command = [sys.executable, "-m", "emulate", "run", program, "--topology", topology, "--", *args]
+    def run(*args, topology="2x1", program="train.py", options=()):
+        command = [sys.executable, "-m", "emulate", "run", program, "--topology", topology, *options, "--", *args]
         return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return run
@@ -112,16 +121,50 @@ def test_a_file_of_a_package_is_told_how_to_be_started(ended, tmp_path):
     assert "gpudist: A file that imports from its own package is started as a module of it: -m pkg.train\n" in errors
 
 
-def test_an_interruption_ends_every_host(run):
-    process = run("sleep")
+def _pids_of(process):
     pids = []
     while len(pids) < 2:
         line = process.stdout.readline().split()
-        pids.append(int(line[line.index("started") + 2]))
+        pids += [int(line[line.index("started") + 2])] if "started" in line else []
+    return pids
+
+
+def test_an_interruption_ends_every_host(run):
+    process = run("sleep")
+    pids = _pids_of(process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.endswith("gpudist: interrupted\n")
+    assert not any(_is_alive(pid) for pid in pids)
+
+
+def test_sigterm_lets_every_host_save_and_the_exit_code_is_the_programs(run, tmp_path):
+    process = run("save")
+    pids = _pids_of(process)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "gpudist: SIGTERM: the program has 30 s to save and exit (--grace)." in errors
+    assert [(tmp_path / f"saved-{host}").exists() for host in (0, 1)] == [True, True]
+    assert not any(_is_alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(("grace", "again", "code"), [("1", False, 143), ("100", True, -signal.SIGTERM)])
+def test_a_program_that_stays_ends_after_the_grace_or_a_second_sigterm(run, grace, again, code):
+    process = run("stay", options=["--grace", grace])
+    pids = _pids_of(process)
+    process.terminate()
+    while "heard" not in process.stdout.readline():
+        pass
+    if again:
+        time.sleep(1)  # sooner it is the same notice
+        process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == code
+    until = time.monotonic() + 10
+    while any(_is_alive(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.1)
     assert not any(_is_alive(pid) for pid in pids)
 
 

@@ -1,7 +1,7 @@
 """Programs for jobs: what each host is told, and how it ends."""
 
 TELLS = """
-import json, os, socket, sys, time
+import json, os, signal, socket, sys, time
 from pathlib import Path
 
 config = json.loads(os.environ["TF_CONFIG"])
@@ -13,7 +13,18 @@ if how == "fails" and index == 1:
 if how == "leaves" and not Path(f"left-{index}").exists():
     Path(f"left-{index}").touch()
     sys.exit(75)
-if how in ("fails", "stays"):
+if how in ("saves", "stubborn"):
+
+    def hear(*_):
+        print("heard")
+        if how == "saves":
+            time.sleep(1 + index)
+            Path(f"saved-{index}").touch()
+            os._exit(75)
+
+    signal.signal(signal.SIGTERM, hear)
+    print("ready")
+if how in ("fails", "stays", "saves", "stubborn"):
     time.sleep(600)
 print("done")
 """

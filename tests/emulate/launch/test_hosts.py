@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,6 +150,34 @@ def test_ctrl_c_ends_the_program_on_each_host(place: Place) -> None:
         assert process.returncode == 130
         assert "[host 1] told" in out
         assert place.looks("--status") == "cancelled: by gpudist"
+        assert place.left() == []
+
+
+def test_sigterm_lets_the_program_save_and_its_exit_code_is_gpudists(place: Place) -> None:
+    with place.start("train.py", "--hosts", "hosts", "--name", "job", "--restarts", "1", "--", "saves") as process:
+        place.wait_for("ready", 2)
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 75, out
+        assert [(place.folder / f"saved-{host}").exists() for host in (0, 1)] == [True, True]
+        assert place.looks("--status").startswith("cancelled: SIGTERM: host ")
+        assert place.left() == []
+
+
+def test_a_second_sigterm_and_the_end_of_the_grace_end_a_program_that_stays(place: Place) -> None:
+    with place.start("train.py", "--hosts", "hosts", "--name", "job", "--grace", "100", "--", "stubborn") as process:
+        place.wait_for("ready", 2)
+        process.terminate()
+        place.wait_for("heard", 2)
+        time.sleep(1)  # sooner it is the same notice
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+        assert place.left() == []
+    shutil.rmtree(place.folder / "gpudist-jobs")
+    with place.start("train.py", "--hosts", "hosts", "--name", "job", "--grace", "1", "--", "stubborn") as process:
+        place.wait_for("ready", 2)
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGKILL
         assert place.left() == []
 
 

@@ -120,7 +120,8 @@ def test_a_partial_is_named_for_its_function():
 def test_a_missing_file_offers_the_near_one(folder):
     assert wrong("trian.py") == "A program's file must exist. Received: program='trian.py'. Did you mean 'train.py'?"
     assert wrong("train").endswith("Did you mean 'train.py'?")
-    assert wrong("pakage/fit.py").endswith("'pakage' either.") or "There is no folder" in wrong("pakage/fit.py")
+    assert wrong("pakage/fit.py").endswith("pakage' either. Did you mean 'package'?")
+    assert wrong("elsewhere/fit.py").endswith("elsewhere' either.")
 
 
 def test_a_missing_file_lists_what_is_there(folder):
