@@ -32,10 +32,6 @@ class _Commands(TyperGroup):
         hint = _OPTIONS_ABOVE.get(args[0]) or did_you_mean(args[0], self.commands) or f"Commands: {', '.join(self.commands)}."
         raise UsageError(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help as `Command` does."""
-        super(TyperGroup, self).format_help(ctx, formatter)
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with its whole help; the parser would cut it to one line."""
         with formatter.section("Commands"):
@@ -70,7 +66,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode=None,  # its table cuts words and values at 80 columns
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example:\n\ngpudist verify train.py --topology 1x4 --topology 2x2",
 )
