@@ -32,26 +32,23 @@ class _Commands(TyperGroup):
         hint = _OPTIONS_ABOVE.get(args[0]) or did_you_mean(args[0], self.commands) or f"Commands: {', '.join(self.commands)}."
         raise UsageError(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help as `Command` does."""
-        super(TyperGroup, self).format_help(ctx, formatter)
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with its whole help; the parser would cut it to one line."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, " ".join(command.help.split())) for name, command in self.commands.items()])
+            formatter.write_dl([(name, " ".join((command.help or "").split())) for name, command in self.commands.items()])
 
-    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
+    def main(self, *given: Any, **extra: Any) -> Any:
         """Run the command line and leave with its exit code."""
+        args: Sequence[str] | None = given[0] if given else extra.get("args")
         try:
-            code = super().main(args, **{**extra, "standalone_mode": False})
+            code = super().main(*given, **{**extra, "standalone_mode": False})
         except GpudistError as error:
             code = _fail(args, str(error), error.exit_code)
         except Exception as error:
             if not is_usage_error(error):
                 raise
             if type(error).__name__ == "NoArgsIsHelpError":
-                print(error.format_message())
+                print(error)
             else:
                 _fail(args, in_our_words(error), UsageError.exit_code)
             code = UsageError.exit_code
@@ -70,7 +67,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode=None,  # its table cuts words and values at 80 columns
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example:\n\ngpudist verify train.py --topology 1x4 --topology 2x2",
 )

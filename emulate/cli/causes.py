@@ -18,7 +18,7 @@ EXAMPLES = """Examples:
 
 gpudist causes
 
-gpudist causes loss-scaling --json -"""
+gpudist causes loss-scaling --json cause.json"""
 _SCHEMA = "gpudist.causes/1"
 
 

@@ -18,7 +18,7 @@ from emulate.errors import GpudistError, UsageError
 if TYPE_CHECKING:
     from emulate.verify import Verdict
 
-FAILURE_SCHEMA = "gpudist.failure/1"
+_FAILURE = "gpudist.failure/1"
 _FAILURES = {2: "usage-error", 3: "failed", 4: "hung", 5: "unavailable", 70: "gpudist-error", 130: "interrupted"}
 """What ended a command without a verdict, by its exit code."""
 _STANDARD_OUTPUT = "-"
@@ -115,10 +115,10 @@ def write_failure(args: Sequence[str], message: str, exit_code: int) -> None:
 
     own = [*takewhile(lambda word: word != "--", args), ""]
     texts = [word[7:] or after for word, after in pairwise(own) if word.partition("=")[0] == "--json"]
-    about = {"schema": FAILURE_SCHEMA, "verdict": _FAILURES[exit_code], "exit_code": exit_code}
+    content = {"schema": _FAILURE, "verdict": _FAILURES[exit_code], "exit_code": exit_code, "message": message, "runs": []}
     for text in texts[-1:]:
         with contextlib.suppress(GpudistError):  # such a file is what is wrong, or belongs to somebody else
-            write_object({**about, "message": message, "runs": []}, _file("--json", text, {}))
+            write_object(content, _file("--json", text, {}))
 
 
 def _check_apart(named: Mapping[str, str]) -> None:

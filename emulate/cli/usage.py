@@ -35,10 +35,6 @@ class Command(TyperCommand):
             )
         return rest
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help without typer's table, which cuts words and values at 80 columns."""
-        super(TyperCommand, self).format_help(ctx, formatter)
-
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples line by line, as they are: a command that is wrapped cannot be copied."""
         formatter.write("\n" + textwrap.indent(self.epilog or "", "  ") + "\n")

@@ -113,7 +113,6 @@ class HostsBySsh:
         alive = 'kill -s 0 -- "-$program"'
         kill = 'kill -s KILL -- "-$program"'
         end = f'kill -s TERM -- "-$program"; for second in {seconds}; do {alive} && sleep 1; done; {kill}'
-        watch = f'read -r asked <&3; is_lost=$?; {{ {end}; }} & if [ "$is_lost" = 0 ]; then cat <&3; {kill}; fi'
         return "\n".join(
             [
                 f"cd {job.workdir} || exit 1" if job.workdir else "",
@@ -127,7 +126,8 @@ class HostsBySsh:
                 "exec 3<&0",
                 f"setsid {shlex.join(job.command)} </dev/null &",
                 "program=$!",
-                f"{{ {watch}; }} >/dev/null 2>&1 &",
+                f"{{ read -r asked <&3; is_lost=$?; {{ {end}; }} &",
+                f'if [ "$is_lost" = 0 ]; then cat <&3; {kill}; fi; }} >/dev/null 2>&1 &',
                 "watch=$!",
                 'wait "$program"',
                 "code=$?",

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import emulate.devices
 import emulate.verify
 from emulate.cli import main
 from emulate.cli.app import app
+from emulate.errors import Unavailable
 from emulate.program import Program
 from emulate.topology import Topology
 from emulate.verify.verdict import Reference, Run, Verdict
@@ -366,6 +368,67 @@ def test_two_traces_are_compared_the_first_being_the_reference(folder, monkeypat
     wrong = gpudist("compare", "a", "b", "--allow", "identical-dropouts")
     assert wrong.exit_code == 2
     assert "--allow must be the code of a cause. Received: --allow 'identical-dropouts'. Did you mean" in wrong.stderr
+
+
+@pytest.mark.parametrize("place", ["v.json", "-"])
+@pytest.mark.parametrize("wrong", [["missing.py"], ["train.py", "--topology", "1X4"], ["train.py", "--nonsense"]])
+def test_a_usage_error_is_written_where_json_says(folder, wrong, place):
+    done = gpudist("verify", *wrong, f"--json={place}", "--", "--json", "of_the_program.json")
+    written = json.loads(done.stdout if place == "-" else (folder / place).read_text())
+    assert done.exit_code == 2
+    assert f"gpudist: {written.pop('message')}\n" == done.stderr
+    assert written == {"schema": "gpudist.failure/1", "verdict": "usage-error", "exit_code": 2, "runs": []}
+    assert not (folder / "of_the_program.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "code"),
+    [
+        (Unavailable("no GPU"), "unavailable", 5),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (ZeroDivisionError("ours"), "gpudist-error", 70),
+    ],
+)
+def test_what_ends_a_verification_is_written_where_json_says(folder, monkeypatch, error, verdict, code):
+    def verify(*_, **__):
+        raise error
+
+    monkeypatch.setattr(emulate.verify, "verify", verify, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (folder / "v.json").write_text(json.dumps(verdict_of("equivalent").to_json()))  # an earlier report does not stay
+    assert main(["verify", "train.py", "--json", "v.json"]) == code
+    written = json.loads((folder / "v.json").read_text())
+    assert (written["verdict"], written["exit_code"]) == (verdict, code)
+
+
+def test_a_file_that_is_no_report_stays_when_a_command_fails(folder):
+    assert gpudist("verify", "missing.py", "--json", "notes.md").exit_code == 2
+    assert (folder / "notes.md").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "strict", "overall", "code"),
+    [
+        (("equivalent", "equivalent"), False, "equivalent", 0),
+        (("equivalent", "by-design"), False, "by-design", 0),
+        (("equivalent", "by-design"), True, "by-design", 1),
+        (("by-design", "divergent"), True, "divergent", 1),
+        (("divergent", "hung", "failed"), False, "failed", 3),
+        (("unavailable", "unverified"), False, "unverified", 1),
+        (("unavailable", "equivalent"), False, "unavailable", 5),
+    ],
+)
+def test_the_overall_verdict_is_the_one_that_decides_the_exit_code(verdicts, strict, overall, code):
+    written = replace(verdict_of(*verdicts), strict=strict).to_json()
+    assert (written["verdict"], written["exit_code"]) == (overall, code)
+
+
+def test_causes_are_written_as_json():
+    all_of = json.loads(gpudist("causes", "--json", "-").stdout)
+    one = json.loads(gpudist("causes", "loss-scaling", "--json", "-").stdout)
+    assert one["schema"] == all_of["schema"] == "gpudist.causes/1"
+    assert one["causes"] == [cause for cause in all_of["causes"] if cause["code"] == "loss-scaling"]
+    assert {"title", "meaning", "wrong", "right", "evidence", "fixes", "links", "url"} <= set(one["causes"][0])
 
 
 def test_every_cause_is_listed_and_explained():
