@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from emulate.probe import CENTERED, SYNCHRONIZED
 from emulate.verify.case import BY_SHARE, Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Comparison, Point
+from emulate.verify.compared_runs import complete
+from emulate.verify.gradients import weight_of
 from emulate.verify.lines import made
 
 _ALIKE = {
@@ -58,7 +62,7 @@ BATCHNORM = Cause("batchnorm-local-statistics", _search, by_design=True, blame=(
 
 def _search_cancelled(case: Case) -> Sign | None:
     """Check whether the rounding of synchronized statistics makes the difference: in each step, at the weights of this run."""
-    if not case.base.exceeding or case.facts.batchnorm or not _MADE.find(case):
+    if not case.base.exceeding or case.facts.batchnorm or not _cancels(case) or not _MADE.find(case):
         return None
     first, again = case.base.exceeding[0], case.switched(CENTERED)
     if again is None or not again.is_equivalent_but_for_kinks:
@@ -67,5 +71,19 @@ def _search_cancelled(case: Case) -> Sign | None:
     return Sign(f"{_CANCELLED}.", _with_switch(first, again, _ALIKE[CENTERED], True), _CANCELLED)
 
 
+def _cancels(case: Case) -> bool:
+    """Return whether a layer has a mean so large that E(x^2) - E(x)^2 keeps few digits: any other training agrees, too."""
+    for step in (step for name in case.topology.optimizers for step in complete(case.topology, name)[-1:]):
+        for name in next(iter(step.values())).weights:
+            mean, variance = (weight_of(step, name.replace("moving_mean", kind)) for kind in ("moving_mean", "moving_variance"))
+            if name.endswith("moving_mean") and mean is not None and variance is not None:
+                ratio = mean.read() ** 2 / np.maximum(np.abs(variance.read()), np.finfo(np.float32).tiny)
+                if np.finfo(np.float32).eps * float(np.max(ratio)) > _FEW_DIGITS:
+                    return True
+    return False
+
+
+_FEW_DIGITS = 1e-4
+"""From this relative rounding error of a variance on, four of its seven digits are left."""
 _CANCELLED = "Keras computes the variance of synchronized BatchNormalization as E(x^2) - E(x)^2, which cancels for a large mean"
 BATCHNORM_CANCELLED = Cause("framework-limit", _search_cancelled, blame=(_MADE,))
