@@ -147,15 +147,14 @@ class Comparison:
         return self.is_equivalent or self.needs_confirmation
 
     @property
-    def lacks_noise_of_reports(self) -> bool:
-        """Return whether all that differs is reported once in many steps, by an evaluation for example, without known noise.
+    def differs_in_late_reports_alone(self) -> bool:
+        """Return whether all that differs is reported once in many steps, by an evaluation for example.
 
         Rounding moves weights that no gradient depends on (a bias before BatchNormalization), and examples over the threshold
-        of a metric. Noise runs that do not have the number, or have it alike, say nothing of that.
+        of a metric. Evaluated noise runs do not have such numbers, so their floor is only estimated.
         """
         return bool(self.exceeding) and all(
-            p.measure.key.kind in REPORTED and p.measure.at not in (None, p.measure.step) and not p.measure.spread > 0
-            for p in self.exceeding
+            p.measure.key.kind in REPORTED and p.measure.at not in (None, p.measure.step) for p in self.exceeding
         )
 
     def kinds(self) -> set[str]:

@@ -43,7 +43,7 @@ def confirmed(
     """Compare, with as few noise runs as say enough, and with other ones where kinks, what cancels or reports may be all."""
     comparison = _of_steps(reference, topology, noise, confirm, source, kinks=kinks, is_known=is_known)
     number = 1  # the first often says enough
-    while comparison.lacks_noise_of_reports and len(more := reported()[:number]) == number:
+    while comparison.differs_in_late_reports_alone and len(more := reported()[:number]) == number:
         of_steps = comparison.runs
         comparison = compare(
             reference, topology, of_steps.noise, confirmation=of_steps.confirmation, source=source, reported=more

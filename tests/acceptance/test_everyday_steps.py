@@ -65,3 +65,8 @@ def test_a_step_is_judged_from_the_counts_that_it_read(preload: Preload) -> None
     """Where an epoch of unknown length ends, Keras counts one more iteration, which no step of the program has made."""
     run = _judged("unknown_length", preload)
     assert (run.verdict, run.causes) == ("equivalent", ())
+
+
+def test_what_rounding_makes_of_an_evaluation_is_measured_before_it_is_a_cause(preload: Preload) -> None:
+    run = _judged("bias_before_normalization", preload)
+    assert (run.verdict, run.causes) == ("equivalent", ())

@@ -72,7 +72,7 @@ def _search_cancelled(case: Case) -> Sign | None:
 
 
 def _cancels(case: Case) -> bool:
-    """Return whether a layer has a mean so large that E(x^2) - E(x)^2 keeps few digits: any other training agrees, too."""
+    """Return whether the mean of a layer's input is so large that E(x^2) - E(x)^2 keeps few digits."""
     for step in (step for name in case.topology.optimizers for step in complete(case.topology, name)[-1:]):
         for name in next(iter(step.values())).weights:
             mean, variance = (weight_of(step, name.replace("moving_mean", kind)) for kind in ("moving_mean", "moving_variance"))
