@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _FAILURE = "gpudist.failure/1"
 _FAILURES = {2: "usage-error", 3: "failed", 4: "hung", 5: "unavailable", 70: "gpudist-error", 130: "interrupted"}
-"""What ended a command without a verdict, by its exit code."""
+"""The word in place of a verdict, by exit code, where a command ends without one."""
 _STANDARD_OUTPUT = "-"
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Also write the verdict as JSON. - is standard output.")

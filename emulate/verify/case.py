@@ -11,7 +11,7 @@ from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
-from emulate.verify.confirmed import Rerun, confirmed
+from emulate.verify.confirmed import Rerun, confirmed, with_noise_of_reports
 from emulate.verify.facts import Facts
 from emulate.verify.fit import Explanation, Fit
 from emulate.verify.ledger import Ledger
@@ -153,16 +153,8 @@ class Case:
             return compare(self.reference, self.topology).with_noise_of(normalized[1])
         source = self._source if self.reference.follows else None
         is_known = self._agrees_normalized_alike
-        return confirmed(
-            self.reference,
-            self.topology,
-            self.noise,
-            self._confirm,
-            source,
-            kinks=True,
-            is_known=is_known,
-            reported=self._reported,
-        )
+        of_steps = confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=is_known)
+        return with_noise_of_reports(of_steps, self._reported)
 
     def _agrees_normalized_alike(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""

@@ -38,30 +38,8 @@ def confirmed(
     *,
     kinks: bool,
     is_known: Callable[[], bool] = lambda: False,
-    reported: Callable[[], Sequence[Trace]] = tuple,
 ) -> Comparison:
-    """Compare, with as few noise runs as say enough, and with other ones where kinks, what cancels or reports may be all."""
-    comparison = _of_steps(reference, topology, noise, confirm, source, kinks=kinks, is_known=is_known)
-    number = 1  # the first often says enough
-    while comparison.differs_in_late_reports_alone and len(more := reported()[:number]) == number:
-        of_steps = comparison.runs
-        comparison = compare(
-            reference, topology, of_steps.noise, confirmation=of_steps.confirmation, source=source, reported=more
-        )
-        number += 2
-    return comparison
-
-
-def _of_steps(
-    reference: Trace,
-    topology: Trace,
-    noise: Sequence[Trace],
-    confirm: Callable[[], Sequence[Trace]],
-    source: Trace | None,
-    *,
-    kinks: bool,
-    is_known: Callable[[], bool],
-) -> Comparison:
+    """Compare, with as few noise runs as say enough, and with a larger perturbation where kinks or what cancels may be all."""
     first = compare(reference, topology, noise[:1], source=source)
     if first.is_equivalent or is_known():
         return first
@@ -75,6 +53,18 @@ def _of_steps(
         return first
     more = confirm()
     return compare(reference, topology, noise, confirmation=more, source=source) if more else first
+
+
+def with_noise_of_reports(comparison: Comparison, noise_of_program: Callable[[], Sequence[Trace]]) -> Comparison:
+    """Compare again with noise runs of the program itself, where late reports alone differ: the first often says enough."""
+    number = 1
+    while comparison.differs_in_late_reports_alone and len(reported := noise_of_program()[:number]) == number:
+        runs = comparison.runs
+        comparison = compare(
+            runs.reference, runs.topology, runs.noise, confirmation=runs.confirmation, source=runs.source, reported=reported
+        )
+        number += 2
+    return comparison
 
 
 def _may_be_kinks(comparison: Comparison) -> bool:

@@ -12,7 +12,7 @@ PAGES = "https://gpudist.readthedocs.io/en/latest/causes/"
 BY_DESIGN = "by-design"
 """Verdict if all deciding causes are by design of TensorFlow and Keras."""
 _EXIT_CODES = {"divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5, BY_DESIGN: 0, "equivalent": 0}
-"""Of several verdicts with the exit code of the command, the first one here is the overall verdict."""
+"""The order decides: the first verdict here that has the exit code of the command is the overall one."""
 OF_REFERENCE = "reference"
 """Reason of a run that ended well, but gets the verdict failed or hung from the reference."""
 
