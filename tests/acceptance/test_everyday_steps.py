@@ -62,9 +62,18 @@ def test_synchronized_statistics_that_cancel_are_a_limit_of_keras_and_nothing_el
 
 
 def test_a_step_is_judged_from_the_counts_that_it_read(preload: Preload) -> None:
-    """Where an epoch of unknown length ends, Keras counts one more iteration, which no step of the program has made."""
-    run = _judged("unknown_length", preload)
+    run = _judged("counted_by_a_callback", preload)
     assert (run.verdict, run.causes) == ("equivalent", ())
+
+
+def test_the_step_that_ends_with_the_data_is_no_error_but_for_replicas_that_count_it_too_late(preload: Preload) -> None:
+    """Whether they do is a matter of the moment: about one epoch in twenty of plain Keras, more on a busy machine."""
+    run = _judged("unknown_length", preload)
+    if run.causes:
+        assert [cause.code for cause in run.causes] == ["replicas-disagree"]
+        assert "Keras itself may cause this" in run.causes[0].fix
+    else:
+        assert run.verdict == "equivalent"
 
 
 def test_what_rounding_makes_of_an_evaluation_is_measured_before_it_is_a_cause(preload: Preload) -> None:

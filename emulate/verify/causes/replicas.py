@@ -248,14 +248,15 @@ def _search_disagree(case: Case) -> Sign | None:
     # What the step itself assigns may be in its loss: that of a layer that sets its weights by the first examples.
     is_own = any(record.get("name") == apart.tensor for record in case.lines.of("assigned"))
     case.cut(apart.step, "the replicas' weights differ", at=("gradient",) if is_own else ("gradient", "loss"))
-    factor = _by_what_factor(case.untouched, apart)
+    # A step that ends with the data is counted by some replicas' optimizers, and those of others come too late.
+    ends = [report.made for report in case.untouched.reports() if report.name.startswith("epoch/") and report.made]
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
         (
             f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree only among themselves; before, "
-            f"all agreed{factor}"
+            f"all agreed{_by_what_factor(case.untouched, apart)}"
         ),
-        [GENERAL, _OF_AN_END] if factor and case.untouched.num_hosts == 1 and apart.step else None,
+        [_OF_AN_END, GENERAL] if min(ends, default=np.inf) <= apart.step and case.untouched.num_hosts == 1 else None,
         tensors=[apart.tensor],
     )
 
