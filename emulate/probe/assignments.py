@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import optimizers, upstream
+from emulate.probe.point import around, caller
 from emulate.probe.reports import program_caller
 from emulate.probe.variables import is_of_metric
 
@@ -41,19 +40,17 @@ def unseen() -> Iterator[None]:
 
 
 def _wrap(probe: Probe, cls: Any, name: str) -> None:
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, name)
+    def assign(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
         if body is None:
             result = original(self, *args, **kwargs)
-            probe.assigned_between_steps(self, by_program=_is_by_program(sys._getframe(1)))
+            probe.assigned_between_steps(self, by_program=_is_by_program(caller()))
             return result
         if body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
         body.keeps = True
-        of_metric, of_layer = _is_of_metric(self, sys._getframe(1)), bool(body.layer_depth)
+        of_metric, of_layer = _is_of_metric(self, caller()), bool(body.layer_depth)
         if body.lines is not None:
             body.lines.assign(probe.names.of(self), [*args, *kwargs.values()], of_metric=of_metric, of_layer=of_layer)
         if not of_metric:  # Keras counts in the same metrics for training and validation, and begins them anew
@@ -71,8 +68,6 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
                 probe.initial.before_first(f"state of {body.label}: {name}", body.replica, [self])
         with unseen():  # one of several copies is assigned within
             return original(self, *args, **kwargs)
-
-    setattr(cls, name, assign)
 
 
 def _is_by_program(frame: Any) -> bool:

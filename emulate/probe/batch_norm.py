@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.probe import upstream
+from emulate.probe.point import around
 
 SYNCHRONIZED = "batchnorm-synchronized"
 CENTERED = "batchnorm-centered"
@@ -66,13 +66,10 @@ def install(package: str, switches: Collection[str]) -> None:
 
 def _before_call(cls: Any, prepare: Callable[[Any, Any], Any]) -> None:
     """Call a layer's class with what `prepare` makes of the layer and its inputs."""
-    original = cls.call
 
-    @functools.wraps(original)
-    def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "call")
+    def call(original: Any, self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self, prepare(self, inputs), *args, **kwargs)
-
-    cls.call = call
 
 
 def _synchronized(layer: Any, inputs: Any) -> Any:
@@ -95,17 +92,15 @@ def _centered(layer: Any, inputs: Any) -> Any:
 
 
 def _normalize_by_share(cls: Any, shares: Sequence[int]) -> None:
-    original, signature = cls.call, inspect.signature(cls.call)
+    signature = inspect.signature(cls.call)
 
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "call")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(self, *args, **kwargs).arguments
         training = arguments.get("training")
         if training is None or training is False or not self.trainable or getattr(self, "synchronized", False):
             return original(self, *args, **kwargs)
         return _of_shares(original, arguments, self.non_trainable_variables, shares)
-
-    cls.call = call
 
 
 def _of_shares(original: Any, arguments: dict[str, Any], variables: Sequence[Any], shares: Sequence[int]) -> Any:

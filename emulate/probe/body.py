@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 from emulate import graph_functions
 from emulate.probe import upstream
 from emulate.probe.draw_keys import RowKeys
+from emulate.probe.point import around_function
 
 if TYPE_CHECKING:
     from emulate.probe.lines import StepLines
@@ -205,9 +206,7 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: 
         The function to hand to `Strategy.run`.
     """
 
-    @graph_functions.do_not_convert
-    def replica_body(*args: Any, **kwargs: Any) -> Any:
-        inner = function if converted else graph_functions.convert(function, enabled=True)
+    def replica_body(inner: Any, *args: Any, **kwargs: Any) -> Any:
         with Body(probe) as body:
             body.label = label
             with probe.lines.of(body):
@@ -216,4 +215,9 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: 
                     body.lines.returned = result
                 return result
 
-    return replica_body
+    @graph_functions.do_not_convert
+    def replica(*args: Any, **kwargs: Any) -> Any:
+        inner = function if converted else graph_functions.convert(function, enabled=True)
+        return around_function(inner, replica_body, "the function of Strategy.run")(*args, **kwargs)
+
+    return replica

@@ -6,7 +6,6 @@ collective entered last are enough to see it from outside, whatever the Python s
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 from emulate import graph_functions
 from emulate.probe.body import static_int
+from emulate.probe.point import around
 
 POLL_SECONDS = 0.25
 
@@ -147,15 +147,11 @@ def install(listener: Listener) -> None:
 
 
 def _wrap(watch: CollectiveCounter, cls: Any, method: str) -> None:
-    original = getattr(cls, method)
-
-    @functools.wraps(original)
-    def collective(self: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, method)
+    def collective(original: Any, self: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
         name = f"{method.strip('_')} {input_tensor.dtype.name}{list(input_tensor.shape)}"
         replica = static_int(self._device_index) if hasattr(self, "_device_index") else _number_in(self._device)
         return watch.around(replica, name, lambda: original(self, input_tensor, *args, **kwargs))
-
-    setattr(cls, method, collective)
 
 
 def _number_in(device: str) -> int:

@@ -10,7 +10,6 @@ another one.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from emulate.probe import replay, upstream
 from emulate.probe.body import parts_of
+from emulate.probe.point import around
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -111,21 +111,16 @@ def _see_strategy(probe: Probe) -> None:
     import tensorflow as tf
 
     cls = tf.distribute.ParameterServerStrategy
-    original = cls.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(cls, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         probe.strategy_seen(self)
 
-    cls.__init__ = init
-
 
 def _see_closures(probe: Probe, names: upstream.Coordination) -> None:
-    original = names.closure.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(names.closure, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if isinstance(self, names.resource_closure):
             return  # a dataset of a worker's own, or its iterator
@@ -133,8 +128,6 @@ def _see_closures(probe: Probe, names: upstream.Coordination) -> None:
         self._gpudist_number = probe.coordinated.scheduled(graph)
         if probe.coordinated.makes_gradients_of_its_arguments(graph):
             _record_rows(probe, self)
-
-    names.closure.__init__ = init
 
 
 def _record_rows(probe: Probe, closure: Any) -> None:
@@ -154,62 +147,50 @@ def _see_waits(probe: Probe, names: upstream.Coordination) -> None:
     """Know what the program waits for: all (`join`, `done`), or one value (`fetch`, `get`)."""
     for name, is_over in (("join", lambda _: True), ("done", bool)):
         _wrap_wait(names.coordinator, name, is_over, probe.coordinated)
-    build, process = names.closure.build_output_remote_value, names.worker._process_closure
 
-    @functools.wraps(build)
-    def build_output_remote_value(self: Any) -> Any:
+    @around(names.closure, "build_output_remote_value")
+    def build_output_remote_value(build: Any, self: Any) -> Any:
         value = build(self)
         value._gpudist_number = getattr(self, "_gpudist_number", None)
         return value
 
-    @functools.wraps(process)
-    def process_closure(self: Any, closure: Any) -> None:
+    @around(names.worker, "_process_closure")
+    def process_closure(process: Any, self: Any, closure: Any) -> None:
         _processing.here = True  # the worker's own thread brings the value too
         try:
             process(self, closure)
         finally:
             _processing.here = False
 
-    names.closure.build_output_remote_value = build_output_remote_value
-    names.worker._process_closure = process_closure
     for name in ("fetch", "get"):
         _wrap_value(names.remote_value, name, probe.coordinated)
 
 
 def _wrap_wait(cls: Any, name: str, is_over: Callable[[Any], bool], coordinated: Coordinated) -> None:
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def wait(self: Any) -> Any:
+    @around(cls, name)
+    def wait(original: Any, self: Any) -> Any:
         result = original(self)
         if is_over(result):
             coordinated.waited_for()
         return result
 
-    setattr(cls, name, wait)
-
 
 def _wrap_value(cls: Any, name: str, coordinated: Coordinated) -> None:
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def value(self: Any) -> Any:
+    @around(cls, name)
+    def value(original: Any, self: Any) -> Any:
         result = original(self)
         number = getattr(self, "_gpudist_number", None)
         if number is not None:
             coordinated.waited_for(number)
         return result
 
-    setattr(cls, name, value)
-
 
 def _take_turns(names: upstream.Coordination) -> None:
     """Have the queue give each function to the worker whose turn it is, once nothing else is done."""
     queue = names.queue
-    original = names.cluster.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(names.cluster, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         self.closure_queue._gpudist_turns = WorkerTurns(len(self.workers))
 
@@ -229,7 +210,6 @@ def _take_turns(names: upstream.Coordination) -> None:
             self.inflight_closure_count += 1
             return closure
 
-    names.cluster.__init__ = init
     queue.get = get
     for name in ("put", "mark_finished", "mark_failed", "put_back"):
         _wake_all_after(queue, name)
@@ -276,15 +256,11 @@ def _has_turn(queue: Any, tag: int | None) -> bool:
 
 
 def _wake_all_after(cls: Any, name: str) -> None:
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, name)
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         with self._queue_lock:
             if name == "put_back":
                 self._gpudist_turns.lost.add(args[0]._gpudist_worker)
             self._closures_queued_condition.notify_all()
         return result
-
-    setattr(cls, name, call)

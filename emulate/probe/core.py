@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 from emulate.imports import when_imported
 from emulate.probe import draws, reports
+from emulate.probe.point import around
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -28,36 +28,30 @@ def install(probe: Probe) -> None:
 
 def _see_losses(probe: Probe) -> None:
     cls = sys.modules[STEPS].TrainStep
-    original = cls.several
 
-    @functools.wraps(original)
-    def several(self: Any, batches: Any) -> Any:
+    @around(cls, "several")
+    def several(original: Any, self: Any, batches: Any) -> Any:
         losses = original(self, batches)
         for i in range(int(losses.shape[0])):
             reports.report_tensor(probe, losses[i], "loss", "step/loss")
         return losses
 
-    cls.several = several
-
 
 def _see_coordinated(probe: Probe) -> None:
     """Record the losses of a training with parameter servers, and whether the order of its updates varies."""
     cls = sys.modules[COORDINATED].CoordinatedTraining
-    train, take = cls.train, cls._take
 
-    @functools.wraps(train)
-    def seen_train(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "train")
+    def seen_train(train: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.schedule == "asynchronous":
             probe.coordinated.leave_order_to_chance()
         return train(self, *args, **kwargs)
 
-    @functools.wraps(take)
-    def seen_take(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "_take")
+    def seen_take(take: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = take(self, *args, **kwargs)
         probe.recording.report("loss", "step/loss", loss)
         return loss
-
-    cls.train, cls._take = seen_train, seen_take
 
 
 def _see_draws(probe: Probe) -> None:

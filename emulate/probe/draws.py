@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from emulate.probe import body as bodies
 from emulate.probe import distributions, upstream
 from emulate.probe.draw_keys import RowKeys, mixed
 from emulate.probe.lines import note
+from emulate.probe.point import around, caller
 from emulate.probe.reports import program_caller
 
 if TYPE_CHECKING:
@@ -51,29 +51,23 @@ def _leave_creation_alone() -> None:
     import tensorflow as tf
 
     kind = type(tf.Variable)
-    original = kind.__call__
 
-    @functools.wraps(original)
-    def create(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(kind, "__call__")
+    def create(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         with unwatched():
             return original(cls, *args, **kwargs)
-
-    kind.__call__ = create
 
 
 def _wrap(module: Any, name: str, drawn: Callable[..., Any]) -> None:
     """Let `drawn` draw in a replica's step: it gets what is wrapped, the replica's call, the draw's number and arguments."""
-    original = getattr(module, name)
 
-    @functools.wraps(original)
-    def draw(*args: Any, **kwargs: Any) -> Any:
+    @around(module, name)
+    def draw(original: Any, *args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
         if body is None or are_unwatched():
             return original(*args, **kwargs)
         body.num_draws += 1
         return drawn(original, body, body.num_draws - 1, args, kwargs)
-
-    setattr(module, name, draw)
 
 
 def _draw(probe: Probe, distribution: str, original: Any, body: bodies.Body, place: int, args: Any, kwargs: Any) -> Any:
@@ -111,7 +105,7 @@ def _draw_in_python(probe: Probe, generator: Any, original: Any, body: bodies.Bo
     """Draw from a global generator of Python or NumPy; in comparison runs from one of seed and place."""
     import tensorflow as tf
 
-    if program_caller(sys._getframe(2)) is None:
+    if program_caller(caller()) is None:
         body.num_draws -= 1  # a library's, for the seed of a layer that it builds on the first replica
         return original(*args, **kwargs)
     draw = original if probe.plan.own_draws else getattr(generator(probe.plan.seed + place), original.__name__)

@@ -5,13 +5,13 @@ Keras's `fit` knows the number of its batches; a loop has it from the dataset th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from emulate.imports import when_imported
 from emulate.probe import upstream
+from emulate.probe.point import around
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -100,15 +100,11 @@ def install_keras(probe: Probe, package: str) -> None:
 
 
 def _after_iter(cls: Any, tell: Callable[[Any], None]) -> None:
-    original = cls.__iter__
-
-    @functools.wraps(original)
-    def iterate(self: Any) -> Any:
+    @around(cls, "__iter__")
+    def iterate(original: Any, self: Any) -> Any:
         iterator = original(self)
         tell(self)
         return iterator
-
-    cls.__iter__ = iterate
 
 
 def _of_dataset(dataset: Any) -> FirstEpoch:
@@ -142,23 +138,15 @@ def _see_pipelines(probe: Probe) -> None:
 
 
 def _wrap_fit(probe: Probe, cls: Any) -> None:
-    original = cls.on_train_begin
-
-    @functools.wraps(original)
-    def on_train_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "on_train_begin")
+    def on_train_begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         batches = (getattr(self, "params", None) or {}).get("steps")
         probe.epochs.fit_begins(None if batches is None else int(batches))
         return original(self, *args, **kwargs)
 
-    cls.on_train_begin = on_train_begin
-
 
 def _wrap_epoch_iterator(probe: Probe, cls: Any) -> None:
-    original = cls.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(cls, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         probe.epochs.arrays_given(FirstEpoch(self.num_batches, upstream.partial_batch(self.data_adapter)))
-
-    cls.__init__ = init

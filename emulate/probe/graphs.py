@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import held, upstream
+from emulate.probe.point import around
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -25,18 +25,15 @@ def install(probe: Probe) -> None:
 
 def _wrap_constants(probe: Probe) -> None:
     module, name = upstream.constant_maker()
-    original = getattr(module, name)
 
-    @functools.wraps(original)
-    def create(*args: Any, **kwargs: Any) -> Any:
+    @around(module, name)
+    def create(original: Any, *args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
         held.remember_constant(probe, tensor)
         size = _num_bytes(tensor)
         if size >= LARGE_BYTES:
             _remember(probe, tensor, size)
         return tensor
-
-    setattr(module, name, create)
 
 
 def _num_bytes(tensor: Any) -> int:
@@ -56,24 +53,20 @@ def _remember(probe: Probe, tensor: Any, size: int) -> None:
 
 def _wrap_cache(probe: Probe) -> None:
     cls = upstream.dataset_class()
-    original = cls.cache
 
-    @functools.wraps(original)
-    def cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "cache")
+    def cache(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         stages = probe.facts["cached"]
         stages += [what for what in upstream.random_stages(self) if what not in stages]
         return original(self, *args, **kwargs)
-
-    cls.cache = cache
 
 
 def _wrap_map(probe: Probe) -> None:
     """Record what each function that makes examples computes with, and the seeds if it draws from TensorFlow's generators."""
     cls = upstream.dataset_class()
-    original = cls.map
 
-    @functools.wraps(original)
-    def map_(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "map")
+    def map_(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         dataset = original(self, *args, **kwargs)
         held.remember_mapped(probe, dataset)
         stage = upstream.drawing_stage(dataset)
@@ -81,18 +74,13 @@ def _wrap_map(probe: Probe) -> None:
             probe.facts["drawing"].append(stage)
         return dataset
 
-    cls.map = map_
-
 
 def remember_first_numbers() -> None:
     """Have each dataset know the number that its `enumerate` begins with."""
     cls = upstream.dataset_class()
-    original = cls.enumerate
 
-    @functools.wraps(original)
-    def enumerate_(self: Any, start: Any = 0, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "enumerate")
+    def enumerate_(original: Any, self: Any, start: Any = 0, *args: Any, **kwargs: Any) -> Any:
         dataset = original(self, start, *args, **kwargs)
         setattr(dataset, upstream.FIRST_NUMBER, str(start))
         return dataset
-
-    cls.enumerate = enumerate_

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
 from emulate.probe import assignments, replay
+from emulate.probe.point import around
 from emulate.probe.recorder import Record
 from emulate.probe.variables import copy_of, is_floating
 
@@ -41,17 +41,14 @@ class InitialWeights:
         """Wrap what gives the variables their values that a `tf.function` has made."""
         cls = graph_functions.function_class()
         name = graph_functions.INITIALIZES
-        original = getattr(cls, name)
 
-        @functools.wraps(original)
-        def initialize(function: Any, *args: Any, **kwargs: Any) -> Any:
+        @around(cls, name)
+        def initialize(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 with self._probe.functions.unchanged():
                     return original(function, *args, **kwargs)
             finally:
                 self._born()
-
-        setattr(cls, name, initialize)
 
     def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
         """Note that a replica, or each of the virtual ones that a graph serves, is about to change these variables."""

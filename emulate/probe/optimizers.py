@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import rates, replay, switches, upstream
 from emulate.probe.lines import note
+from emulate.probe.point import around
 from emulate.probe.variables import is_floating, read_local
 
 if TYPE_CHECKING:
@@ -39,38 +39,27 @@ def install_keras(probe: Probe, package: str) -> None:
 
 def _watch_made(probe: Probe, cls: Any) -> None:
     """Know that the program has an optimizer, before it applies anything."""
-    original = cls.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(cls, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         probe.has_optimizer = True
         note(probe, "optimizer", {"clips": any(kwargs.get(name) for name in ("clipnorm", "clipvalue", "global_clipnorm"))})
         original(self, *args, **kwargs)
 
-    cls.__init__ = init
-
 
 def _wrap_apply(probe: Probe, cls: Any, method: str) -> None:
-    original = getattr(cls, method)
-
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    @around(cls, method)
+    def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         pairs = list(zip(list(grads), variables, strict=False))
         return _apply(probe, self, pairs, lambda new: original(self, [g for g, _ in new], trainable_variables))
 
-    setattr(cls, method, apply)
-
 
 def _wrap_apply_gradients(probe: Probe, cls: Any, method: str) -> None:
-    original = getattr(cls, method)
-
-    @functools.wraps(original)
-    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, method)
+    def apply_gradients(original: Any, self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         skips = kwargs.get("skip_gradients_aggregation", not kwargs.get("experimental_aggregate_gradients", True))
         return _apply(probe, self, list(grads_and_vars), lambda new: original(self, new, *args, **kwargs), skips=skips)
-
-    setattr(cls, method, apply_gradients)
 
 
 def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs], Any], *, skips: bool = False) -> Any:

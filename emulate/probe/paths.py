@@ -18,6 +18,7 @@ from typing import Any
 
 from emulate.imports import when_imported
 from emulate.probe import upstream
+from emulate.probe.point import around
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
@@ -124,16 +125,12 @@ class Paths:
             self._watch(file_class, "__init__", functools.partial(_h5_path, modes), seen)
 
     def _watch(self, owner: Any, name: str, path_of: upstream.PathOf, seen: Callable[[Any], None]) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        @around(owner, name)
+        def watched(original: Any, *args: Any, **kwargs: Any) -> Any:
             path = path_of(args, kwargs)
             if path is not None:
                 seen(path)
             return original(*args, **kwargs)
-
-        setattr(owner, name, watched)
 
 
 def _h5_path(modes: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ from emulate.probe import (
     input_rate,
     lines,
     optimizers,
+    point,
     rates,
     replay,
     reports,
@@ -58,7 +61,7 @@ _FLAGS = "asynchronous gathers joins joins_gradients numbered own_draws compiled
 
 def _nothing_known(*, follows: bool) -> dict[str, Any]:
     """Return what the probe learns about a program, before it has learned anything."""
-    facts: dict[str, Any] = {name: {} for name in ("optimizers", "drawn", "held", "mapped")}
+    facts: dict[str, Any] = {name: {} for name in ("optimizers", "drawn", "held", "mapped", "broken")}
     return facts | {name: [] for name in _LISTS.split()} | dict.fromkeys(_FLAGS.split(), False) | {"follows": follows}
 
 
@@ -124,12 +127,22 @@ class Probe:
 
     def install(self) -> None:
         """Put the probe's wrappers in place, now or as soon as TensorFlow and Keras are imported."""
-        when_imported("tensorflow", self._install_tensorflow)
+        if self.plan.is_untouched:
+            point.listen(self._broken)
+        when_imported("tensorflow", point.guarded(self._install_tensorflow, "import tensorflow"))
         core.install(self)
         if self.streams is not None:
             self.streams.install()
-        when_imported("keras", lambda: self._install_keras(upstream.KERAS_3))
-        when_imported("tf_keras", lambda: self._install_keras(upstream.LEGACY_KERAS))
+        for name, package in (("keras", upstream.KERAS_3), ("tf_keras", upstream.LEGACY_KERAS)):
+            when_imported(name, point.guarded(functools.partial(self._install_keras, package), f"import {name}"))
+
+    def _broken(self, at: str, error: Exception) -> None:
+        """Note an error of gpudist's own at a point: the program goes on, and nothing is concluded from what is missing."""
+        if isinstance(error, OSError):  # of its files: the supervisor knows what a full disk is
+            self.send({"event": "fault", "text": "".join(traceback.format_exception(error))})
+        elif at not in self.facts["broken"]:
+            self.facts["broken"][at] = "".join(traceback.format_exception_only(error)).strip()
+            self.write_facts()
 
     def _install_tensorflow(self) -> None:
         if self.plan.replay is not None:

@@ -6,7 +6,6 @@ optimizers say that they have made, a few times a second.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 
 from emulate.imports import when_imported
 from emulate.probe import collectives, upstream
+from emulate.probe.point import around
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -47,17 +47,13 @@ class Pulse:
             self._wrap(cls, method)
 
     def _wrap(self, cls: Any, method: str) -> None:
-        original = getattr(cls, method)
-
-        @functools.wraps(original)
-        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        @around(cls, method)
+        def apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._optimizers.add(optimizer)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._look, name="gpudist-pulse", daemon=True)
                 self._thread.start()
             return original(optimizer, *args, **kwargs)
-
-        setattr(cls, method, apply)
 
     def _look(self) -> None:
         while True:

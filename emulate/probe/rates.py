@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from emulate.probe import upstream
+from emulate.probe.point import around
 
 
 def install(times: float) -> None:
@@ -15,15 +15,11 @@ def install(times: float) -> None:
 
 
 def _enlarge(cls: Any, method: str, times: float) -> None:
-    original = getattr(cls, method)
-
-    @functools.wraps(original)
-    def current(self: Any) -> Any:
+    @around(cls, method)
+    def current(original: Any, self: Any) -> Any:
         import tensorflow as tf
 
         return tf.convert_to_tensor(original(self)) * times
-
-    setattr(cls, method, current)
 
 
 def settings_of(optimizer: Any) -> dict[str, float]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import numbers
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from emulate.probe import body as bodies
 from emulate.probe import upstream
+from emulate.probe.point import around, caller
 from emulate.probe.variables import is_floating, mark_of_metric
 
 if TYPE_CHECKING:
@@ -31,24 +31,21 @@ _SUMMED = (
 def install_reduce(probe: Probe) -> None:
     """Wrap `Strategy.reduce`: how custom loops get one loss out of their replicas."""
     cls = upstream.strategy_class()
-    original = cls.reduce
     places = _Places()
 
-    @functools.wraps(original)
-    def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
+    @around(cls, "reduce")
+    def reduce(original: Any, self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
         result = original(self, reduce_op, value, axis)
-        frame = sys._getframe(1)
-        caller = program_caller(frame)
-        if caller is not None:
+        frame = caller()
+        function = program_caller(frame)
+        if function is not None:
             line = _line(result, frame)
-            name = places.name(f"{caller.name}/reduce", caller, line)
+            name = places.name(f"{function.name}/reduce", function, line)
             is_mean = axis is None and averages(reduce_op)
             more = {"line": line, **({"how": "mean"} if is_mean else {})}
             probe.lines.reported(value, name, averages=is_mean)
             report_tensor(probe, result, _kind_of_parts(value), name, more)
         return result
-
-    cls.reduce = reduce
 
 
 class _Places:
@@ -84,21 +81,18 @@ def _line(result: Any, frame: Any) -> str:
 def install_local_results(probe: Probe) -> None:
     """Wrap `Strategy.experimental_local_results`: a number that is taken of one replica alone is reported as it is."""
     cls = upstream.strategy_class()
-    original = cls.experimental_local_results
     places = _Places()
 
-    @functools.wraps(original)
-    def experimental_local_results(self: Any, value: Any) -> Any:
+    @around(cls, "experimental_local_results")
+    def experimental_local_results(original: Any, self: Any, value: Any) -> Any:
         results = original(self, value)
-        frame = sys._getframe(1)
-        caller = None if _reads_logs(frame) else program_caller(frame)
-        if caller is None or bodies.current() is not None or any(hasattr(result, "assign") for result in results):
+        frame = caller()
+        function = None if _reads_logs(frame) else program_caller(frame)
+        if function is None or bodies.current() is not None or any(hasattr(result, "assign") for result in results):
             return results
         parts = _OfReplicas(results)
-        parts.looked_at = functools.partial(_looked_at, probe, places.name(f"{caller.name}/local result", caller), {})
+        parts.looked_at = functools.partial(_looked_at, probe, places.name(f"{function.name}/local result", function), {})
         return parts
-
-    cls.experimental_local_results = experimental_local_results
 
 
 def _reads_logs(frame: Any) -> bool:
@@ -220,15 +214,13 @@ def install_keras(probe: Probe, package: str) -> None:
 
 def _mark_variables(probe: Probe, cls: Any) -> None:
     """Mark the mirrored variables of metrics: they are no state of the step, and a wrong number of theirs is Keras's fault."""
-    original = cls.add_variable
 
-    @functools.wraps(original)
-    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "add_variable")
+    def add_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
         mark_of_metric(variable)
         return variable
 
-    cls.add_variable = add_variable
     probe.facts["mirrored_metrics"] = True
 
 
@@ -239,13 +231,12 @@ def _wrap_logs(probe: Probe, cls: Any) -> None:
 
 
 def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
-    original = getattr(cls, method)
     takes_number = where != "evaluate"
     steps: Counter[int] = Counter()
     sums_over_hosts = probe.several_hosts and cls.__module__.startswith(upstream.LEGACY_KERAS)
 
-    @functools.wraps(original)
-    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, method)
+    def hook(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if where == "batch" and sums_over_hosts:
             probe.note_once("batch-logs", _SUMMED)
             return original(self, *args, **kwargs)
@@ -258,20 +249,16 @@ def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
             _report_so_far(probe, self.model, logs, steps)
         return original(self, *args, **kwargs)
 
-    setattr(cls, method, hook)
-
 
 def see_epochs_so_far(probe: Probe, cls: Any) -> None:
     """Report what an epoch would log, of callbacks that are called only where they have something to do."""
-    original, steps = cls.on_train_batch_end, Counter[int]()
+    steps = Counter[int]()
 
-    @functools.wraps(original)
-    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+    @around(cls, "on_train_batch_end")
+    def on_train_batch_end(original: Any, self: Any, batch: int, logs: Any = None) -> None:
         if isinstance(logs, Mapping):
             _report_so_far(probe, self.model, logs, steps)
         original(self, batch, logs)
-
-    cls.on_train_batch_end = on_train_batch_end
 
 
 def _note_train_step(probe: Probe, model: Any) -> None:
@@ -316,31 +303,28 @@ def _kind(name: str) -> str:
 
 def _wrap_result(probe: Probe, cls: Any) -> None:
     """Report a metric's result that the program reads outside of a step. Keras wraps `result` in each subclass."""
-    original = cls.__new__
+    if cls.__new__ is object.__new__:  # which takes no arguments, once it is no longer a class's own
+        cls.__new__ = staticmethod(lambda klass, *_, **__: object.__new__(klass))
 
-    @functools.wraps(original)
-    def new(klass: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "__new__", static=True)
+    def new(original: Any, klass: Any, *args: Any, **kwargs: Any) -> Any:
         _wrap_class_result(probe, klass)
-        return original(klass, *args, **kwargs) if original is not object.__new__ else original(klass)
-
-    cls.__new__ = staticmethod(new)
+        return original(klass, *args, **kwargs)
 
 
 def _wrap_class_result(probe: Probe, cls: Any) -> None:
-    original = cls.result
-    if getattr(original, "_gpudist", False):
+    if getattr(cls.result, "_gpudist", False):
         return
 
-    @functools.wraps(original)
-    def result(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "result")
+    def result(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         value = original(self, *args, **kwargs)
         if bodies.current() is not None and tf.is_tensor(value):
             setattr(value, _OF_METRIC, True)
-        elif bodies.current() is None and _is_asked_by_the_program(sys._getframe(1)):
+        elif bodies.current() is None and _is_asked_by_the_program(caller()):
             report_tensor(probe, value, _kind(self.name), f"metric/{self.name}")
         return value
 
     result._gpudist = True  # type: ignore[attr-defined]
-    cls.result = result

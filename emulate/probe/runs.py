@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from emulate import graph_functions
 from emulate.probe import body as bodies
 from emulate.probe import upstream
+from emulate.probe.point import around
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -33,11 +34,10 @@ def install(probe: Probe) -> None:
 def _wrap_functions(probe: Probe) -> None:
     """Take the inputs of the tf.function as examples, for a program that calls `Strategy.run` only on several devices."""
     cls = graph_functions.function_class()
-    original = cls.__call__
     clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "__call__")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         module = str(getattr(self.python_function, "__module__", ""))
@@ -49,16 +49,13 @@ def _wrap_functions(probe: Probe) -> None:
         probe.recorder.hold_if_reached()
         return result
 
-    cls.__call__ = call
-
 
 def _wrap(probe: Probe, cls: Any) -> None:
-    original = cls.run
     clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
     compiled: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
 
-    @functools.wraps(original)
-    def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    @around(cls, "run")
+    def run(original: Any, self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         import tensorflow as tf
 
         if bodies.current() is not None:
@@ -71,8 +68,6 @@ def _wrap(probe: Probe, cls: Any) -> None:
         if tf.executing_eagerly():
             probe.recorder.hold_if_reached()
         return result
-
-    cls.run = run
 
 
 def _compiled(compiled: dict[tuple[int, ...], tuple[Any, list[Any]]], fn: Any) -> Any:
@@ -122,10 +117,8 @@ def _wrap_layers(probe: Probe) -> None:
 
 
 def _wrap_layer(probe: Probe, cls: Any) -> None:
-    original = cls.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "__call__")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
         if body is None or body.layer_depth:
             return original(self, *args, **kwargs)
@@ -140,7 +133,6 @@ def _wrap_layer(probe: Probe, cls: Any) -> None:
             _facts_of(probe, self)
 
     call._gpudist = True  # type: ignore[attr-defined]
-    cls.__call__ = call
 
 
 def _facts_of(probe: Probe, model: Any) -> None:

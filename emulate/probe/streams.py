@@ -6,15 +6,14 @@ Hosts that seed a stream alike and draw from it for each batch, each for rows of
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from emulate.imports import when_imported
+from emulate.probe.point import around, caller
 from emulate.probe.recording import Recording
 from emulate.probe.trace import digest
 
@@ -95,20 +94,14 @@ class Streams:
     def _wrap_default_rng(self) -> None:
         import numpy as np
 
-        original = np.random.default_rng
-
-        @functools.wraps(original)
-        def default_rng(seed: Any = None) -> Any:
+        @around(np.random, "default_rng")
+        def default_rng(original: Any, seed: Any = None) -> Any:
             generator = original(seed)
-            frame: Any = sys._getframe(1)
-            while str(frame.f_globals.get("__name__", "")).startswith("emulate."):
-                frame = frame.f_back
+            frame = caller()
             name = f"numpy.random.default_rng, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
             if _is_plain(seed) and name not in self._known and len(self._known) < _MOST:
                 self._known[name] = _Stream(repr(seed), lambda: repr(generator.bit_generator.state))
             return generator
-
-        np.random.default_rng = default_rng
 
 
 def _is_plain(seed: object) -> bool:

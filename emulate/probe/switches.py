@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
 from emulate.probe import batch_norm, upstream
 from emulate.probe import body as bodies
 from emulate.probe.plan import IN_32_BITS
+from emulate.probe.point import around, caller
 from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
@@ -32,16 +32,13 @@ def install(probe: Probe) -> None:
 def _without_xla(probe: Probe) -> None:
     """Run a step without XLA, which cannot pass tensors out, and tell the supervisor."""
     cls = graph_functions.function_class()
-    original = cls.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(cls, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if self._jit_compile and _is_a_step(sys._getframe(1)):
+        if self._jit_compile and _is_a_step(caller()):
             self._jit_compile = False
             probe.note("xla-off", "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen")
-
-    cls.__init__ = init
 
 
 def _is_a_step(frame: Any) -> bool:
@@ -55,20 +52,16 @@ def _is_a_step(frame: Any) -> bool:
 def _wrap_clip(probe: Probe, name: str) -> None:
     import tensorflow as tf
 
-    original = getattr(tf, name)
-
-    @functools.wraps(original)
-    def clip(*args: Any, **kwargs: Any) -> Any:
+    @around(tf, name)
+    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
         value = args[0] if args else next(kwargs[name] for name in ("t", "t_list") if name in kwargs)
         body = bodies.current()
-        if body is None or _is_of_a_loss(body, value) or _is_keras_own(sys._getframe(1)):
+        if body is None or _is_of_a_loss(body, value) or _is_keras_own(caller()):
             return original(*args, **kwargs)
         probe.facts["clipped_by"] += [name] if name not in probe.facts["clipped_by"] else []
         if "no-clipping" not in probe.plan.switches:
             return original(*args, **kwargs)
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
-
-    setattr(tf, name, clip)
 
 
 def _is_of_a_loss(body: bodies.Body, value: Any) -> bool:
@@ -97,15 +90,11 @@ def _see_gathers(probe: Probe) -> None:
     """Record which examples are a replica's own, for a step whose replicas gather each other's."""
     import tensorflow as tf
 
-    original = tf.distribute.ReplicaContext.all_gather
-
-    @functools.wraps(original)
-    def all_gather(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(tf.distribute.ReplicaContext, "all_gather")
+    def all_gather(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if bodies.current() is not None:
             probe.facts["gathers"] = True
         return original(self, *args, **kwargs)
-
-    tf.distribute.ReplicaContext.all_gather = all_gather
 
 
 def _see_values(probe: Probe, body: Any, value: Any) -> None:
@@ -126,10 +115,8 @@ def _see_reductions(probe: Probe) -> None:
     """
     import tensorflow as tf
 
-    original = tf.distribute.ReplicaContext.all_reduce
-
-    @functools.wraps(original)
-    def all_reduce(self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(tf.distribute.ReplicaContext, "all_reduce")
+    def all_reduce(original: Any, self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
         if body is None:
             return original(self, reduce_op, value, *args, **kwargs)
@@ -142,8 +129,6 @@ def _see_reductions(probe: Probe) -> None:
             body.reduces = body.reduces or any(id(tensor) in ids for tensor in tf.nest.flatten(value))
         return probe.functions.reduced(functools.partial(original, self), body.taped, reduce_op, value, *args, **kwargs)
 
-    tf.distribute.ReplicaContext.all_reduce = all_reduce
-
 
 def _is_of_numbers(value: Any) -> bool:
     """Return whether it is more than a count or a sum of weights."""
@@ -154,18 +139,14 @@ def _see_casts(probe: Probe) -> None:
     """Record casts from 32 to 16 bits: all gradients that pass them are rounded."""
     import tensorflow as tf
 
-    original = tf.cast
-
-    @functools.wraps(original)
-    def cast(x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(tf, "cast")
+    def cast(original: Any, x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(x, dtype, *args, **kwargs)
         if bodies.current() is not None and result.dtype in (tf.float16, tf.bfloat16):
             given, name = getattr(x, "dtype", None), result.dtype.name
             if getattr(given, "name", given) in ("float32", "float64") and name not in probe.facts["casts"]:
                 probe.facts["casts"].append(name)
         return result
-
-    tf.cast = cast
 
 
 def without_clipping(probe: Probe, optimizer: Any, inner: Any) -> None:
@@ -196,10 +177,9 @@ def _scale_exactly(probe: Probe) -> None:
     import tensorflow as tf
 
     module = upstream.keras_loss_module()
-    original = module.scale_loss_for_distribution
 
-    @functools.wraps(original)
-    def scale(value: Any) -> Any:
+    @around(module, "scale_loss_for_distribution")
+    def scale(original: Any, value: Any) -> Any:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if getattr(value, "dtype", None) != tf.float64 or replicas & (replicas - 1) == 0:
             return original(value)
@@ -209,18 +189,13 @@ def _scale_exactly(probe: Probe) -> None:
         probe.note_once("exact-loss-factor", text)
         return value * tf.constant(1.0 / replicas, tf.float64)
 
-    module.scale_loss_for_distribution = scale
-
 
 def _compute_in_32_bits(cls: Any) -> None:
     """Compute in 32 bits, and keep the policy's name, so that a loss is scaled as before."""
-    original = cls._parse_name
 
-    @functools.wraps(original)
-    def parse_name(self: Any, name: Any) -> Any:
+    @around(cls, "_parse_name")
+    def parse_name(original: Any, self: Any, name: Any) -> Any:
         return tuple("float32" if dtype in ("float16", "bfloat16") else dtype for dtype in original(self, name))
-
-    cls._parse_name = parse_name
 
 
 def _unregularize(cls: Any) -> None:

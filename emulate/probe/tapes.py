@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import replay, upstream
 from emulate.probe.plan import TAPES_JOINED
+from emulate.probe.point import around
 from emulate.probe.variables import is_floating, read_local
 
 if TYPE_CHECKING:
@@ -18,25 +18,19 @@ if TYPE_CHECKING:
 def install(probe: Probe) -> None:
     """Wrap `tf.GradientTape.gradient` and `tf.gradients`."""
     cls = upstream.tape_class()
-    original = cls.gradient
 
-    @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "gradient")
+    def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         return _taken(probe, target, sources, lambda: original(self, target, sources, *args, **kwargs))
 
-    cls.gradient = gradient
     for module in upstream.modules_with_gradients():
         _wrap_function(probe, module)
 
 
 def _wrap_function(probe: Probe, module: Any) -> None:
-    original = module.gradients
-
-    @functools.wraps(original)
-    def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module, "gradients")
+    def gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         return _taken(probe, ys, xs, lambda: original(ys, xs, *args, **kwargs))
-
-    module.gradients = gradients
 
 
 def _taken(probe: Probe, target: Any, sources: Any, take: Callable[[], Any]) -> Any:

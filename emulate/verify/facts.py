@@ -45,6 +45,7 @@ class Facts:
         joins: Whether it adds up tensors over them before it takes gradients.
         joins_gradients: Whether it adds up gradients over them while it takes them: those of tensors that it has added up.
         own_draws: Whether replicas draw for something else than rows, or gpudist_core draws for rows.
+        broken: Of each place where gpudist itself has failed in the program's process its error.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """
 
@@ -67,6 +68,7 @@ class Facts:
     outside: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     values_added: tuple[str, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
     asynchronous: bool = False
     compiled: bool = False
     train_steps: bool = False
@@ -82,7 +84,7 @@ class Facts:
         merged: dict[str, Any] = {}
         for trace in traces:
             for _, event in trace.of("program"):
-                for name in ("optimizers", "drawn"):
+                for name in ("optimizers", "drawn", "broken"):
                     merged[name] = {**merged.get(name, {}), **event.get(name, {})}
                 for name in _NAMES.split():
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))

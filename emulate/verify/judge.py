@@ -121,7 +121,7 @@ def judge(
     Returns:
         The verdict with its causes.
     """
-    causes = find_causes(case, allow, only)
+    causes = () if _is_broken(case) else find_causes(case, allow, only)
     if _is_shared(_deciding(causes)):
         case.rebase(case.comparison)  # a replay would tell nothing
     if _has_workers_with_data(case):
@@ -147,7 +147,7 @@ def judge(
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
         worst=base.worst_by_rounding if verdict == "equivalent" else case.comparison.worst,
-        first_divergence=None if verdict == "equivalent" or _OTHERS_FILES in missing else _first(case),
+        first_divergence=None if verdict == "equivalent" or _OTHERS_FILES in missing or _is_broken(case) else _first(case),
         causes=causes,
         not_compared=tuple(
             dict.fromkeys(
@@ -252,11 +252,18 @@ def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tup
         return "failed", []
     if case.recovery is not None and not case.recovery.has_ended:
         return ("hung" if case.recovery.lives.last.status == "hung" else "failed"), []
+    if _is_broken(case):
+        return "unverified", [_OF_GPUDIST.format("; ".join(f"{at} ({error})" for at, error in case.facts.broken.items()))]
     if _is_shared(deciding):
         return "unverified", [_OTHERS_FILES, *missing]
     if not all(cause.by_design for cause in deciding):
         return "divergent", []
     return ("unverified" if missing else BY_DESIGN if deciding else "equivalent"), missing
+
+
+def _is_broken(case: Case) -> bool:
+    """Return whether gpudist itself has failed inside of a program that has ended well: its records have holes."""
+    return bool(case.facts.broken) and not (case.outcome.hung or case.outcome.failure)
 
 
 def _is_shared(deciding: Sequence[Finding]) -> bool:
@@ -415,6 +422,10 @@ def _open_scale(case: Case) -> list[str]:
     return [text]
 
 
+_OF_GPUDIST = (
+    "everything: gpudist itself failed at {}. The program went on without it, but what was recorded has holes. "
+    'This is a fault of gpudist: send a report, as the guide "I think this verdict is wrong" says'
+)
 _OTHERS_FILES = (
     "everything: runs found files that other runs of the verification had written, and differ because of them (shared-files)"
 )

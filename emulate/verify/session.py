@@ -219,8 +219,8 @@ class Session:
         return self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
-        counts = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
-        if run.status == "ok" and not any(counts):
+        traces = [result.trace for result in (reference, run) if result.trace is not None]
+        if run.status == "ok" and not any(trace.num_steps for trace in traces) and not Facts.of(*traces).broken:
             raise UsageError(
                 "A program to verify must train: make steps with an optimizer, or with a gradient tape of tf.Variables "
                 f"inside Strategy.run. Received: program={self._program!r}, which ended without a step. Is the training "

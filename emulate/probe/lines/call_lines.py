@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import numbers
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from emulate.probe import body as bodies
 from emulate.probe import told
 from emulate.probe import upstream as probe_upstream
 from emulate.probe.lines import stack_lines, step, upstream
+from emulate.probe.point import around, around_function, caller
 from emulate.probe.reports import averages, program_caller
 from emulate.program import described, innermost
 
@@ -52,18 +51,17 @@ def install(probe: Probe) -> None:
 def install_keras(probe: Probe, package: str) -> None:
     """Wrap what makes the layers that are told of, in one Keras."""
     for cls in upstream.layer_classes(package) if probe.lines.enabled else ():
-        original = cls.__init__
+        signature = inspect.signature(cls.__init__)
 
-        @functools.wraps(original)
-        def init(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> None:
+        @around(cls, "__init__")
+        def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
             kind = next((kind for kind in _LAYERS if kind in type(self).__name__), None)
             if kind is not None:
                 note(probe, kind)
-            _original(self, *args, **kwargs)
+            original(self, *args, **kwargs)
 
         # Keras 3 makes a layer's configuration of the arguments of `__init__`, and asks for them past `__wrapped__`.
-        init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-        cls.__init__ = init
+        init.__signature__ = signature  # type: ignore[attr-defined]
 
 
 def note(probe: Probe, kind: str, about: dict[str, Any] | None = None, made: stack_lines.Frames | None = None) -> None:
@@ -88,14 +86,10 @@ def _wrap(
     static: bool = False,
     about: Callable[[Any, Any], dict[str, Any]] | None = None,
 ) -> None:
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        note(probe, kind, _by_whom(sys._getframe(1)) | (about(args, kwargs) if about else {}))
+    @around(cls, name, static=static)
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        note(probe, kind, _by_whom(caller()) | (about(args, kwargs) if about else {}))
         return original(*args, **kwargs)
-
-    setattr(cls, name, staticmethod(call) if static else call)
 
 
 def _by_whom(frame: Any) -> dict[str, Any]:
@@ -113,12 +107,10 @@ def _seeded(seed: Any) -> dict[str, Any]:
 
 def _wrap_function_of_datasets(probe: Probe, cls: Any) -> None:
     """Tell, of the function that makes each host's dataset, the line that returns it: the last one of its pipeline."""
-    original = cls.distribute_datasets_from_function
 
-    @functools.wraps(original)
-    def distribute(self: Any, dataset_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        @functools.wraps(dataset_fn)
-        def made(context: Any) -> Any:
+    @around(cls, "distribute_datasets_from_function")
+    def distribute(original: Any, self: Any, dataset_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        def made(dataset_fn: Any, context: Any) -> Any:
             before = len(stack_lines.here())
             stacks: list[stack_lines.Frames] = []
             probe.lines.listeners.append(lambda: stacks.append(stack_lines.here()))
@@ -130,48 +122,36 @@ def _wrap_function_of_datasets(probe: Probe, cls: Any) -> None:
                 if stacks and len(stacks[-1]) > before:
                     note(probe, "dataset function", made=[stacks[-1][before]])
 
-        return original(self, made, *args, **kwargs)
-
-    cls.distribute_datasets_from_function = distribute
+        return original(self, around_function(dataset_fn, made, "the function of a dataset"), *args, **kwargs)
 
 
 def _wrap_collectives(probe: Probe) -> None:
     for cls, name in upstream.replica_collectives():
-        original = getattr(cls, name)
 
-        @functools.wraps(original)
-        def call(self: Any, *args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+        @around(cls, name)
+        def call(original: Any, self: Any, *args: Any, _name: str = name, **kwargs: Any) -> Any:
             body = bodies.current()
-            if body is not None and body.lines is not None and program_caller(sys._getframe(1)) is not None:
+            if body is not None and body.lines is not None and program_caller(caller()) is not None:
                 body.lines.call("sum", _name)
                 if _name == "all_reduce" and averages(args[0] if args else kwargs.get("reduce_op")):
                     body.lines.call("sum", "averages")
-            return _original(self, *args, **kwargs)
-
-        setattr(cls, name, call)
+            return original(self, *args, **kwargs)
 
 
 def _wrap_options(probe: Probe) -> None:
     cls = upstream.options_class()
-    original = cls.__setattr__
 
-    @functools.wraps(original)
-    def set_option(self: Any, name: str, value: Any) -> None:
+    @around(cls, "__setattr__")
+    def set_option(original: Any, self: Any, name: str, value: Any) -> None:
         original(self, name, value)
         if name == "auto_shard_policy":
-            note(probe, name, _by_whom(sys._getframe(1)) | {"value": str(getattr(value, "name", value))})
-
-    cls.__setattr__ = set_option
+            note(probe, name, _by_whom(caller()) | {"value": str(getattr(value, "name", value))})
 
 
 def _wrap_numpy(probe: Probe) -> None:
     import numpy as np
 
-    original = np.random.default_rng
-
-    @functools.wraps(original)
-    def default_rng(seed: Any = None) -> Any:
+    @around(np.random, "default_rng")
+    def default_rng(original: Any, seed: Any = None) -> Any:
         note(probe, "generator", _seeded(seed))
         return original(seed)
-
-    np.random.default_rng = default_rng

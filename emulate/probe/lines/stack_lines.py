@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 from emulate.probe.lines import upstream
+from emulate.probe.point import around
 from emulate.program import users
 
 Frames = Sequence[tuple[str, int]]
@@ -17,15 +17,12 @@ _ORIGINS: dict[tuple[str, int], tuple[str, int]] = {}
 def install() -> None:
     """Remember what autograph makes of which lines."""
     module, name = upstream.converter()
-    original = getattr(module, name)
 
-    @functools.wraps(original)
-    def convert(*args: Any, **kwargs: Any) -> Any:
+    @around(module, name)
+    def convert(original: Any, *args: Any, **kwargs: Any) -> Any:
         converted = original(*args, **kwargs)
         _ORIGINS.update(upstream.origins_of(converted))
         return converted
-
-    setattr(module, name, convert)
 
 
 def here() -> Frames:

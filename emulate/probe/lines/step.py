@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from emulate.probe import body as bodies
 from emulate.probe.lines import stack_lines, upstream, walks
 from emulate.probe.lines.eager import Operations
 from emulate.probe.lines.graph import ReplicaGraph, describe
+from emulate.probe.point import around
 from emulate.program import described, innermost
 
 if TYPE_CHECKING:
@@ -328,14 +328,11 @@ class Lines:
 def own_operations() -> None:
     """Have each operation of a graph know the replica that makes it: replicas are traced one after the other by threads."""
     cls = upstream.graph_class()
-    original = cls._create_op_internal
 
-    @functools.wraps(original)
-    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(cls, "_create_op_internal")
+    def create(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         operation = original(self, *args, **kwargs)
         body = bodies.current()
         if body is not None:
             setattr(operation, _REPLICA, body.replica)
         return operation
-
-    cls._create_op_internal = create

@@ -249,7 +249,7 @@ def _search_disagree(case: Case) -> Sign | None:
     is_own = any(record.get("name") == apart.tensor for record in case.lines.of("assigned"))
     case.cut(apart.step, "the replicas' weights differ", at=("gradient",) if is_own else ("gradient", "loss"))
     # A step that ends with the data is counted by some replicas' optimizers, and those of others come too late.
-    ends = [report.made for report in case.untouched.reports() if report.name.startswith("epoch/") and report.made]
+    ends = [report.made for report in case.untouched.reports if report.name.startswith("epoch/") and report.made]
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
         (

@@ -1,0 +1,102 @@
+"""Wrap the points of TensorFlow, Keras and NumPy at which a program is seen, so that gpudist's own errors never reach it.
+
+A wrapper gets what it wraps as its first argument, and calls it as the program would. What the wrapped function raises is the
+program's own, and passes. What a wrapper raises itself is a fault of gpudist: the program gets what the wrapped function has
+returned, or the function is called now, as if nothing were wrapped. The listener is told, and the run is judged no more, since
+its record has a hole. Without a listener such an error passes, too: a run that gpudist changes on purpose ends where it cannot.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Wrapper = Callable[..., Any]
+
+_listeners: list[Callable[[str, Exception], None]] = []
+
+
+def listen(told: Callable[[str, Exception], None]) -> None:
+    """Have gpudist's own errors in this process told, by the name of the point, and kept from the program."""
+    _listeners[:] = [told]
+
+
+def around(owner: Any, name: str, *, static: bool = False) -> Callable[[Wrapper], Wrapper]:
+    """Return a decorator that puts a wrapper in place of `owner.name`.
+
+    Args:
+        owner: A class or a module.
+        name: A function of it.
+        static: Whether it is called without an instance, though it belongs to a class.
+    """
+
+    def put(wrapper: Wrapper) -> Wrapper:
+        seen = around_function(getattr(owner, name), wrapper, f"{owner.__name__.rpartition('.')[2]}.{name}")
+        setattr(owner, name, staticmethod(seen) if static else seen)
+        return seen
+
+    return put
+
+
+def around_function(original: Any, wrapper: Wrapper, point: str) -> Wrapper:
+    """Return the function that calls `wrapper` in place of `original`; `point` tells the user where."""
+
+    @functools.wraps(original)
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        call = Call(original, point)
+        try:
+            return wrapper(call, *args, **kwargs)
+        except Exception as error:
+            if call.raised is not None and error is not call.raised:
+                raise call.raised from None
+            if call.raised is not None or not _listeners:
+                raise
+            _listeners[0](point, error)
+        return call.returned[0] if call.returned else original(*args, **kwargs)
+
+    return seen
+
+
+def guarded(action: Callable[[], None], point: str) -> Callable[[], None]:
+    """Return the action as one whose errors are told and kept from the program."""
+    return around_function(_do_nothing, lambda _: action(), point)
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def caller() -> Any:
+    """Return the frame that has called what is wrapped."""
+    frame: Any = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith("emulate."):
+        frame = frame.f_back
+    return frame
+
+
+class Call:
+    """Call what is wrapped, and remember how that ended.
+
+    Attributes:
+        returned: What it has returned, if it has; empty before.
+        raised: What it has raised the last time.
+    """
+
+    __slots__ = ("__wrapped__", "point", "raised", "returned")
+
+    def __init__(self, original: Any, point: str) -> None:
+        self.__wrapped__ = original  # inspect.signature looks for it
+        self.point = point
+        self.returned: list[Any] = []
+        self.raised: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.raised = None
+        try:
+            self.returned = [self.__wrapped__(*args, **kwargs)]
+        except BaseException as error:
+            self.raised = error
+            raise
+        return self.returned[0]
