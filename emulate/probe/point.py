@@ -16,11 +16,13 @@ from typing import Any
 Wrapper = Callable[..., Any]
 
 _listeners: list[Callable[[str, Exception], None]] = []
+_told: set[str] = set()
 
 
 def listen(told: Callable[[str, Exception], None]) -> None:
-    """Have gpudist's own errors in this process told, by the name of the point, and kept from the program."""
+    """Have gpudist's own errors in this process told, by the name of the point, and kept from the program: each once."""
     _listeners[:] = [told]
+    _told.clear()
 
 
 def around(owner: Any, name: str, *, static: bool = False) -> Callable[[Wrapper], Wrapper]:
@@ -30,6 +32,9 @@ def around(owner: Any, name: str, *, static: bool = False) -> Callable[[Wrapper]
         owner: A class or a module.
         name: A function of it.
         static: Whether it is called without an instance, though it belongs to a class.
+
+    Returns:
+        A decorator of the wrapper, whose first argument is what it wraps. It gives what now stands there.
     """
 
     def put(wrapper: Wrapper) -> Wrapper:
@@ -53,7 +58,9 @@ def around_function(original: Any, wrapper: Wrapper, point: str) -> Wrapper:
                 raise call.raised from None
             if call.raised is not None or not _listeners:
                 raise
-            _listeners[0](point, error)
+            if point not in _told:
+                _told.add(point)
+                _listeners[0](point, error)
         return call.returned[0] if call.returned else original(*args, **kwargs)
 
     return seen
@@ -79,6 +86,10 @@ def caller() -> Any:
 class Call:
     """Call what is wrapped, and remember how that ended.
 
+    Args:
+        original: What is wrapped.
+        point: What it is to the user.
+
     Attributes:
         returned: What it has returned, if it has; empty before.
         raised: What it has raised the last time.
@@ -92,7 +103,7 @@ class Call:
         self.returned: list[Any] = []
         self.raised: BaseException | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         self.raised = None
         try:
             self.returned = [self.__wrapped__(*args, **kwargs)]

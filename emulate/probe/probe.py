@@ -140,7 +140,7 @@ class Probe:
         """Note an error of gpudist's own at a point: the program goes on, and nothing is concluded from what is missing."""
         if isinstance(error, OSError):  # of its files: the supervisor knows what a full disk is
             self.send({"event": "fault", "text": "".join(traceback.format_exception(error))})
-        elif at not in self.facts["broken"]:
+        else:
             self.facts["broken"][at] = "".join(traceback.format_exception_only(error)).strip()
             self.write_facts()
 

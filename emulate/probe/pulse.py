@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from emulate.imports import when_imported
-from emulate.probe import collectives, upstream
+from emulate.probe import collectives, point, upstream
 from emulate.probe.point import around
 
 Send = Callable[[Mapping[str, Any]], None]
@@ -36,11 +36,16 @@ class Pulse:
 
     def install(self) -> None:
         """Watch the collectives and optimizers of TensorFlow, Keras and tf_keras, as soon as they are imported."""
+        point.listen(self._failed)
         if self._several_hosts:
             listener = collectives.Listener(self._send, lambda: self.num_steps)
             when_imported("tensorflow", lambda: collectives.install(listener))
         when_imported("keras", lambda: self._see(upstream.keras_optimizers()))
         when_imported("tf_keras", lambda: self._see(upstream.legacy_optimizers()[1:]))
+
+    def _failed(self, at: str, error: Exception) -> None:
+        text = f"gpudist itself failed at {at} ({type(error).__name__}: {error}): it cannot tell how far the program is"
+        self._send({"event": "note", "code": at, "text": text})
 
     def _see(self, methods: list[tuple[Any, str]]) -> None:
         for cls, method in methods:

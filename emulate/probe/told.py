@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import numbers
 import operator
@@ -14,7 +15,6 @@ from typing import Any
 
 from emulate.probe import upstream
 from emulate.probe.plan import Replay
-from emulate.probe.point import around
 
 _NO_HOST = "no-worker.invalid"
 _KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
@@ -137,12 +137,15 @@ def _refuse_workers_that_are_not_there() -> None:
     import tensorflow as tf
 
     cls: Any = tf.train.ClusterSpec
+    original = cls.__init__
 
-    @around(cls, "__init__")
-    def init(original: Any, self: Any, cluster: Any) -> None:
+    @functools.wraps(original)
+    def init(self: Any, cluster: Any) -> None:
         if _NO_HOST in str(cluster):
             raise RuntimeError("The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers.")
         original(self, cluster)
+
+    cls.__init__ = init
 
 
 class BatchOf:
