@@ -146,7 +146,7 @@ def test_a_right_loop_passes_and_is_left_alone_after_the_certified_steps(
     [
         (("2", "right", "3", "0.0"), "stage='start', tensor='sequential/dense/kernel'"),
         (("1", "mean", "3", "0.0"), "stage='gradient', tensor='sequential/dense"),
-        (("1", "right", "4", "0.0"), "stage='examples', tensor='global batch'"),
+        pytest.param(("1", "right", "4", "0.0"), "stage='examples', tensor='global batch'", marks=pytest.mark.slow),
     ],
     ids=["another seed", "a loss of each replica's own mean", "other data"],
 )
@@ -173,7 +173,7 @@ def test_fit_passes_with_its_loss_and_stops_with_another_seed(run: Run, folder: 
     assert "Step 0 differs from the certificate. Received: stage='start'" in errors
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_batchnorm_by_design_passes_with_a_bias_that_is_rounding_alone(
     run: Run, folder: Path, preload: Preload, policy: str
 ) -> None:

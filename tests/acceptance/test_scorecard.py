@@ -33,8 +33,6 @@ SAMPLE = (
     "wrong_sharded_twice 2x1",
     "wrong_shuffled_per_host 2x1",
     "wrong_summed_twice_on_hosts 2x1",
-    "wrong_synchronized_pixels 1x4",
-    "wrong_synchronized_uneven_fit 1x4",
     "wrong_weight_decay_by_hand 1x4",
     "wrong_weights_of_one_replica 1x2",
 )
@@ -42,6 +40,7 @@ SAMPLE = (
 
 No cause is in test_wrong_programs.py or test_lines.py as well, except in what `make slow` judges.
 """
+DEARER = ("wrong_synchronized_pixels 1x4", "wrong_synchronized_uneven_fit 1x4")
 PROGRAMS = [entry for entry in corpus() if entry.group == "corpus"]
 
 
@@ -56,7 +55,7 @@ def _job(name: str) -> tuple[Job, str]:
     return Job(replace(entry, topologies=(topology,))), topology
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in DEARER)])
 def test_a_program_of_the_sample_is_judged_rightly(
     name: str, preload: Preload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def test_a_state_ends_with_its_object_and_is_not_that_of_the_next_one_at_its_pla
         assert kept.of(owner) == []
         kept.of(owner).append(1)
         del owner
-        gc.collect()
+    gc.collect()
     assert kept._states == {}
 
 

@@ -49,6 +49,7 @@ def test_fit_does_not_choose_xla(run: Hosts) -> None:
     assert run(fit, dense, devices=4) == pytest.approx(run(fit, dense, devices=1), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_per_execution_works_with_any_all_reduce(run: Hosts) -> None:
     def program() -> list[float]:
         return fit(dense, steps_per_execution=4)

@@ -55,9 +55,10 @@ def train(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (
+        pytest.param(
             "data",
             "waits-for-data: host 0 waits in all_reduce float32[2], its collective number 4; host 1 waits for the next batch",
+            marks=pytest.mark.slow,
         ),
         (
             "lock",

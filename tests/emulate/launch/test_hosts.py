@@ -125,6 +125,7 @@ def test_without_restarts_exit_code_75_is_a_failure(place: Place) -> None:
     assert "ended with exit code 75" in out
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_reached_is_named(place: Place) -> None:
     (place.folder / "bad").write_text("localhost\nunreachable\n")
     code, out = place.launch("--", "stays", hosts="bad")
