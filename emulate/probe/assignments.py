@@ -63,7 +63,7 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
                 body.by_hand.add(id(self))
             name = probe.names.of(self)
             if _is_number_of_first(self):
-                probe.facts["of_first"] += [name] if name not in probe.facts["of_first"] else []
+                probe.facts.note("of_first", name)
             else:
                 probe.initial.before_first(f"state of {body.label}: {name}", body.replica, [self])
         with unseen():  # one of several copies is assigned within

@@ -58,5 +58,5 @@ def _see_draws(probe: Probe) -> None:
     """Keep draws by the example's index from being replaced: they would move when examples are permuted."""
     randomness: Any = sys.modules[RANDOMNESS]
     randomness.rows_are_keyed = not probe.plan.own_draws
-    probe.facts["own_draws"] = True
+    probe.facts.own_draws = True
     randomness.unwatched = draws.unwatched

@@ -128,7 +128,7 @@ def _observe(probe: Probe, body: bodies.Body, place: int, value: Any, of_rows: A
     key: tuple[Any, ...] = ("draw", len(body.draws))
     if of_rows is None or _is_of_all_rows(body, value, place):
         key, of_rows = ("draw", f"{_named(body, place)} {value.shape}"), _sample(value, None)
-        probe.facts["own_draws"] = True
+        probe.facts.own_draws = True
         note(probe, "draw", {"of": key[1]})
     if body.is_here():
         body.draws.append((key, of_rows))
@@ -186,7 +186,7 @@ def _count_rows(probe: Probe, body: bodies.Body, value: Any, place: int) -> None
     """Count the examples that a function draws itself, because it gets none."""
     if body.inputs or not value.shape.rank or value.shape[0] is None or _is_of_a_weight(body, value, place):
         return
-    probe.facts["drawn"][_named(body, place)] = int(value.shape[0])
+    probe.facts.drawn[_named(body, place)] = int(value.shape[0])
 
 
 def _named(body: bodies.Body, place: int) -> str:

@@ -43,7 +43,7 @@ def _num_bytes(tensor: Any) -> int:
 def _remember(probe: Probe, tensor: Any, size: int) -> None:
     """Count a constant under the line of the program that makes it."""
     shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
-    constants = probe.facts["constants"]
+    constants = probe.facts.constants
     same = next((c for c in constants if (c["shape"], c["dtype"], c["where"]) == (shape, dtype, where)), None)
     if same is None:
         constants.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
@@ -56,7 +56,7 @@ def _wrap_cache(probe: Probe) -> None:
 
     @around(cls, "cache")
     def cache(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        stages = probe.facts["cached"]
+        stages = probe.facts.cached
         stages += [what for what in upstream.random_stages(self) if what not in stages]
         return original(self, *args, **kwargs)
 
@@ -70,8 +70,8 @@ def _wrap_map(probe: Probe) -> None:
         dataset = original(self, *args, **kwargs)
         held.remember_mapped(probe, dataset)
         stage = upstream.drawing_stage(dataset)
-        if stage is not None and stage not in probe.facts["drawing"]:
-            probe.facts["drawing"].append(stage)
+        if stage is not None:
+            probe.facts.note("drawing", stage)
         return dataset
 
 

@@ -44,7 +44,7 @@ def remember_constant(probe: Probe, tensor: Any) -> None:
 
     value = tf.get_static_value(tensor)
     if value is not None:
-        _remember(probe.facts["held"], upstream.line_of(tensor.op), np.asarray(value))
+        _remember(probe.facts.held, upstream.line_of(tensor.op), np.asarray(value))
 
 
 def remember_captured(probe: Probe, body: bodies.Body) -> bool:
@@ -59,7 +59,7 @@ def remember_captured(probe: Probe, body: bodies.Body) -> bool:
     """
     if body.graph is None or not _is_looked_at(probe, body):
         return False
-    _remember_closed_over(probe.facts["held"], body.graph, "")
+    _remember_closed_over(probe.facts.held, body.graph, "")
     return True
 
 
@@ -74,7 +74,7 @@ def remember_mapped(probe: Probe, dataset: Any) -> None:
         return
     import tensorflow as tf
 
-    mapped = probe.facts["mapped"]
+    mapped = probe.facts.mapped
     for function, graph in upstream.functions_of(dataset):
         where = _line_of(function)
         for operation in graph.get_operations():

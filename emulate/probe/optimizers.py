@@ -82,8 +82,8 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     probe.initial.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
     if body is not None:
         body.updates[name] += 1
-        if body.updates[name] == 2 and name not in probe.facts["repeated"]:
-            probe.facts["repeated"].append(name)
+        if body.updates[name] == 2:
+            probe.facts.note("repeated", name)
     if body is not None and body.share is not None and probe.plan.replay is not None:
         pairs = replay.applied(probe.plan.replay, body, name, pairs)
         if not pairs:
@@ -136,7 +136,7 @@ def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
         return probe.first_replica, True
     context = tf.distribute.get_replica_context()
     # Neither in a replica nor in a scope: what Strategy.run made the gradients of was summed by the program, if it made any.
-    is_of_runs = not tf.distribute.has_strategy() and bool(probe.facts["taping"])
+    is_of_runs = not tf.distribute.has_strategy() and bool(probe.facts.taping)
     if context is not None and not is_of_runs:
         return bodies.static_int(context.replica_id_in_sync_group), False
     return probe.first_replica, True
@@ -147,7 +147,7 @@ def _name(probe: Probe, optimizer: Any) -> str:
 
 
 def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool, how: str) -> None:
-    if name in probe.facts["optimizers"]:
+    if name in probe.facts.optimizers:
         return
     facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales, "aggregation": how}
     facts["learning_rate"], facts["scheduled"] = rates.first_rate(optimizer), rates.is_scheduled(optimizer)
@@ -155,4 +155,4 @@ def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
         value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None
-    probe.facts["optimizers"][name] = facts
+    probe.facts.optimizers[name] = facts

@@ -35,6 +35,7 @@ from emulate.probe import (
 )
 from emulate.probe.batch_norm import shares_of
 from emulate.probe.body import Body
+from emulate.probe.facts import Facts
 from emulate.probe.following_gradients import Following
 from emulate.probe.functions import Functions
 from emulate.probe.initial import InitialWeights
@@ -50,19 +51,6 @@ from emulate.program import users
 
 _TRAIN_STEPS = "gpudist_core.steps.train"
 """Imported where a program makes a step of gpudist_core's."""
-
-
-_LISTS = """
-batchnorm regularized dropout clipped_by apply_only taping repeated constants cached drawing of_first shared bfloat16 float16
-distributed casts outside values_added"""
-_FLAGS = "asynchronous gathers joins joins_gradients numbered own_draws compiled train_steps own_train_step mirrored_metrics"
-"""Names of facts, in lists and as flags."""
-
-
-def _nothing_known(*, follows: bool) -> dict[str, Any]:
-    """Return what the probe learns about a program, before it has learned anything."""
-    facts: dict[str, Any] = {name: {} for name in ("optimizers", "drawn", "held", "mapped", "broken")}
-    return facts | {name: [] for name in _LISTS.split()} | dict.fromkeys(_FLAGS.split(), False) | {"follows": follows}
 
 
 class Probe:
@@ -106,7 +94,7 @@ class Probe:
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
         self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))
-        self.facts = _nothing_known(follows=plan.follow is not None)
+        self.facts = Facts(follows=plan.follow is not None)
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)
         self._strategies: set[int] = set()
@@ -141,7 +129,7 @@ class Probe:
         if isinstance(error, OSError):  # of its files: the supervisor knows what a full disk is
             self.send({"event": "fault", "text": "".join(traceback.format_exception(error))})
         else:
-            self.facts["broken"][at] = "".join(traceback.format_exception_only(error)).strip()
+            self.facts.broken[at] = "".join(traceback.format_exception_only(error)).strip()
             self.write_facts()
 
     def _install_tensorflow(self) -> None:
@@ -196,7 +184,7 @@ class Probe:
 
     def _leaves_order_to_chance(self) -> None:
         """Note that the program is asynchronous."""
-        self.facts["asynchronous"] = True
+        self.facts.asynchronous = True
         self.write_facts()
 
     def note(self, code: str, text: str) -> None:
@@ -225,7 +213,7 @@ class Probe:
 
     def _number_seen(self) -> None:
         """Note that the program asks for the number of a replica, and where."""
-        self.facts["numbered"] = True
+        self.facts.numbered = True
         lines.note(self, "replica number")
 
     def exits(self, frames: list[tuple[str, int]] | None = None) -> None:
@@ -259,7 +247,7 @@ class Probe:
 
     def takes_gradients(self, label: str) -> None:
         """Note that one of the program's functions takes gradients."""
-        self.facts["taping"] += [label] if label not in self.facts["taping"] else []
+        self.facts.note("taping", label)
 
     @property
     def first_replica(self) -> int:
@@ -276,9 +264,9 @@ class Probe:
     def call_once(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the program's function once over one batch."""
         order = None
-        # Of shares that are normalized by themselves the rows stay in order: elsewhere they would have other statistics.
-        if self.plan.permute and body.label not in self.plan.apply_only and not shares_of(self.plan.switches):
-            args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs)
+        if self.plan.permute and body.label not in self.plan.apply_only:
+            shares = shares_of(self.plan.switches)
+            args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs, shares)
         if self.plan.halves and body.label not in self.plan.apply_only:
             args, kwargs = replay.first_half(args, kwargs)
         args, kwargs = self.functions.apart(args, kwargs)
@@ -317,7 +305,7 @@ class Probe:
             self.write_facts()
         if body.applied:
             return
-        if body.tape and not self.facts["optimizers"]:
+        if body.tape and not self.facts.optimizers:
             self.tape_step(body)
             return
         tensors = [*body.inputs, *body.drawn]
@@ -357,10 +345,10 @@ class Probe:
         import tensorflow as tf
 
         self.functions.changes(variable)
-        is_training = self.facts["optimizers"] or self.facts["taping"]
+        is_training = self.facts.optimizers or self.facts.taping
         if by_program and is_training and self.plan.keeps_functions and self.functions.variable(variable) is None:
             name = self.names.of(variable)
-            self.facts["outside"] += [name] if name not in self.facts["outside"] else []
+            self.facts.note("outside", name)
             self.write_facts()
         if (
             tf.executing_eagerly()
@@ -374,7 +362,7 @@ class Probe:
         if self.recording.local_replicas == 1:
             return
         names = [self.names.of(variable) for variable in state if len(upstream.local_copies(variable)) == 1]
-        self.facts["shared"] += [name for name in names if name not in self.facts["shared"]]
+        self.facts.note("shared", *names)
         self.write_facts()
 
     def _is_left_by(self, body: Body, variable: Any) -> bool:
@@ -446,7 +434,7 @@ class Probe:
             body.objective, body.tape, body.draws = [], [], []
         if fused and body is not None and not body.taped:
             about = about | {"apply_only": True}
-            self.facts["apply_only"] += [body.label] if body.label not in self.facts["apply_only"] else []
+            self.facts.note("apply_only", body.label)
         if (body is None and not about.get("reduced")) or (fused and body is not None and not body.inputs):
             about = about | {"rows": "none"}
         tensors += self._gradient_tensors(pairs)
@@ -457,7 +445,7 @@ class Probe:
             key = ("weight", self.names.of(variable), bool(getattr(variable, "trainable", True)))
             value = at_tape.get(id(upstream.tf_variable(variable)))
             tensors.append((key, read_local(variable) if value is None else value))
-        self.facts["train_steps"] = _TRAIN_STEPS in sys.modules
+        self.facts.train_steps = _TRAIN_STEPS in sys.modules
         self.write_facts()
         about = {"optimizer": optimizer, "replica": replica, "shards": self.shards(variables), **about}
         about |= self.functions.see("step", about, tensors)
@@ -511,7 +499,7 @@ class Probe:
         text = repr(self.facts)
         if text != self._facts_written:
             self._facts_written = text
-            self.recording.write({"event": "program", **self.facts})
+            self.recording.write({"event": "program", **vars(self.facts)})
 
 
 def _is_count_of_each(variable: Any) -> bool:

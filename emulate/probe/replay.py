@@ -28,8 +28,8 @@ def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return in_another_order(seed, args, kwargs)[:2]
 
 
-def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Return the permuted batch and the order; None without examples."""
+def in_another_order(seed: int, args: Any, kwargs: Any, shares: Sequence[int] = ()) -> tuple[Any, Any, Any]:
+    """Return the permuted batch, in which each row stays in its share, and the order; None without examples."""
     import tensorflow as tf
 
     flat = tf.nest.flatten((args, kwargs))
@@ -40,6 +40,9 @@ def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     step_seed = _step_seed(seed, flat[positions[0]])
     with graph_functions.on_cpu():
         order = tf.random.experimental.index_shuffle(tf.range(number), step_seed, number - 1)
+        if shares:
+            share = tf.searchsorted(np.cumsum(shares, dtype=np.int32), tf.cast(order, tf.int32), side="right")
+            order = tf.gather(order, tf.argsort(share, stable=True))
     for position in positions:
         flat[position] = _gathered(flat[position], order, number)
     new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)

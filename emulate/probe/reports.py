@@ -221,7 +221,7 @@ def _mark_variables(probe: Probe, cls: Any) -> None:
         mark_of_metric(variable)
         return variable
 
-    probe.facts["mirrored_metrics"] = True
+    probe.facts.mirrored_metrics = True
 
 
 def _wrap_logs(probe: Probe, cls: Any) -> None:
@@ -266,7 +266,7 @@ def _note_train_step(probe: Probe, model: Any) -> None:
     theirs = (upstream.KERAS_3, upstream.LEGACY_KERAS, "gpudist_core.")
     owners = [cls for cls in type(model).__mro__ if "train_step" in vars(cls)]
     if "train_step" in vars(model) or any(not cls.__module__.startswith(theirs) for cls in owners):
-        probe.facts["own_train_step"] = True
+        probe.facts.own_train_step = True
         probe.write_facts()
 
 

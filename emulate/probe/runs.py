@@ -138,21 +138,17 @@ def _wrap_layer(probe: Probe, cls: Any) -> None:
 def _facts_of(probe: Probe, model: Any) -> None:
     """Record which layers of a model may behave differently between topologies."""
     flatten = getattr(model, "_flatten_layers", None)
-    probe.facts["compiled"] = probe.facts["compiled"] or upstream.has_compiled_loss(model)
+    probe.facts.compiled = probe.facts.compiled or upstream.has_compiled_loss(model)
     if hasattr(model, "_gpudist_draws"):
-        _add(probe, "distributed", [model.name])
+        probe.facts.note("distributed", model.name)
     for layer in list(flatten()) if flatten else [model]:
         kind = type(layer).__name__
         if "BatchNormalization" in kind and not getattr(layer, "synchronized", False):
-            _add(probe, "batchnorm", [probe.names.of(v) for v in layer.non_trainable_variables])
+            probe.facts.note("batchnorm", *(probe.names.of(v) for v in layer.non_trainable_variables))
         if "Dropout" in kind:
-            _add(probe, "dropout", [layer.name])
+            probe.facts.note("dropout", layer.name)
         if getattr(layer, "compute_dtype", None) in ("bfloat16", "float16"):
-            _add(probe, layer.compute_dtype, [probe.names.of(v) for v in upstream.own_weights(layer)])
+            probe.facts.note(layer.compute_dtype, *(probe.names.of(v) for v in upstream.own_weights(layer)))
         for variable in getattr(layer, "trainable_variables", []):
             if getattr(variable, "regularizer", None) is not None:
-                _add(probe, "regularized", [probe.names.of(variable)])
-
-
-def _add(probe: Probe, fact: str, names: list[str]) -> None:
-    probe.facts[fact] += [name for name in names if name not in probe.facts[fact]]
+                probe.facts.note("regularized", probe.names.of(variable))

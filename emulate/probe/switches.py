@@ -58,7 +58,7 @@ def _wrap_clip(probe: Probe, name: str) -> None:
         body = bodies.current()
         if body is None or _is_of_a_loss(body, value) or _is_keras_own(caller()):
             return original(*args, **kwargs)
-        probe.facts["clipped_by"] += [name] if name not in probe.facts["clipped_by"] else []
+        probe.facts.note("clipped_by", name)
         if "no-clipping" not in probe.plan.switches:
             return original(*args, **kwargs)
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
@@ -93,7 +93,7 @@ def _see_gathers(probe: Probe) -> None:
     @around(tf.distribute.ReplicaContext, "all_gather")
     def all_gather(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if bodies.current() is not None:
-            probe.facts["gathers"] = True
+            probe.facts.gathers = True
         return original(self, *args, **kwargs)
 
 
@@ -104,7 +104,7 @@ def _see_values(probe: Probe, body: Any, value: Any) -> None:
     added = {id(tensor) for tensor in tf.nest.flatten(value)}
     taken = [pair for gradients, variables in body.tape for pair in zip(gradients, variables, strict=True)]
     names = [probe.names.of(variable) for gradient, variable in taken if id(getattr(gradient, "values", None)) in added]
-    probe.facts["values_added"] = list(dict.fromkeys([*probe.facts["values_added"], *names]))
+    probe.facts.note("values_added", *names)
 
 
 def _see_reductions(probe: Probe) -> None:
@@ -120,9 +120,9 @@ def _see_reductions(probe: Probe) -> None:
         body = bodies.current()
         if body is None:
             return original(self, reduce_op, value, *args, **kwargs)
-        probe.facts["joins_gradients"] = probe.facts["joins_gradients"] or body.takes_gradients
+        probe.facts.joins_gradients = probe.facts.joins_gradients or body.takes_gradients
         if not (body.taped or body.layer_depth):
-            probe.facts["joins"] = probe.facts["joins"] or any(map(_is_of_numbers, tf.nest.flatten(value)))
+            probe.facts.joins = probe.facts.joins or any(map(_is_of_numbers, tf.nest.flatten(value)))
         if body.tape:
             _see_values(probe, body, value)
             ids = {id(gradient) for gradient in body.taken().values()}
@@ -144,8 +144,8 @@ def _see_casts(probe: Probe) -> None:
         result = original(x, dtype, *args, **kwargs)
         if bodies.current() is not None and result.dtype in (tf.float16, tf.bfloat16):
             given, name = getattr(x, "dtype", None), result.dtype.name
-            if getattr(given, "name", given) in ("float32", "float64") and name not in probe.facts["casts"]:
-                probe.facts["casts"].append(name)
+            if getattr(given, "name", given) in ("float32", "float64"):
+                probe.facts.note("casts", name)
         return result
 
 

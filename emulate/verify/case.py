@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from emulate.probe import SYNCHRONIZED
+from emulate.probe.facts import Facts
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
 from emulate.verify.confirmed import Rerun, confirmed, with_noise_of_reports
-from emulate.verify.facts import Facts
 from emulate.verify.fit import Explanation, Fit
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import ledgers

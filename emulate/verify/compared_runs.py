@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from emulate.probe.facts import Facts
 from emulate.probe.trace import Trace
 from emulate.verify.aggregation import aggregation
-from emulate.verify.facts import Facts
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.precision import Short, computed_in
 
@@ -49,7 +49,7 @@ class Runs:
         return computed_in(self.reference)
 
     @cached_property
-    def of_first(self) -> tuple[str, ...]:
+    def of_first(self) -> list[str]:
         """Return scalars that a step assigns and that have the value of the first replica."""
         return Facts.of(self.reference, self.topology).of_first
 

@@ -16,6 +16,7 @@ class Rerun:
 
     Attributes:
         source: The run on one device with its own gradients, where `reference` applies the topology's.
+        reported: Makes noise runs of the program itself.
     """
 
     reference: Trace
@@ -23,10 +24,13 @@ class Rerun:
     noise: Sequence[Trace] = ()
     confirm: Callable[[], Sequence[Trace]] = tuple
     source: Trace | None = None
+    reported: Callable[[], Sequence[Trace]] = tuple
 
     def compare(self) -> Comparison:
-        """Compare both sides. Look again at gradients that may cancel over the batch."""
-        return confirmed(self.reference, self.topology, self.noise, self.confirm, self.source, kinks=self.reference.follows)
+        """Compare both sides. Look again at gradients that may cancel over the batch, and at late reports."""
+        kinks = self.reference.follows
+        of_steps = confirmed(self.reference, self.topology, self.noise, self.confirm, self.source, kinks=kinks)
+        return with_noise_of_reports(of_steps, self.reported)
 
 
 def confirmed(

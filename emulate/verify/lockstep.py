@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from emulate.probe import Follow, Replay, Trace, refusal
+from emulate.probe.facts import Facts
 from emulate.verify.aggregation import aggregation
-from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement
 from emulate.verify.ledgers import ledgers
 from emulate.verify.repeats import starts_alike

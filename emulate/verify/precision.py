@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulate.probe.facts import Facts
 from emulate.probe.trace import Array, StoredArray, Trace
 from emulate.verify.arrays import eps_of
-from emulate.verify.facts import Facts
 
 _ENOUGH = 8
 """So many numbers are not all short by chance."""

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share
+from emulate.probe.facts import Facts
 from emulate.program import Program, is_ours
 from emulate.topology import Topology
 from emulate.verify.arrays import aligned, norm
@@ -20,7 +21,6 @@ from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare_enough
 from emulate.verify.compared_runs import complete
 from emulate.verify.confirmed import Rerun
-from emulate.verify.facts import Facts
 from emulate.verify.gradients import weight_of
 from emulate.verify.lines import ProgramLines
 from emulate.verify.noise import FACTOR
@@ -83,7 +83,12 @@ class Reruns:
                 self._failed[failed.label] = _ending(failed, variation.replay)
             return None
         plain = None if variation.follow is None else trace_of(self._yardsticks.reference(variation.source).reference)
-        return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology), plain)
+        return Rerun(
+            *(traces[0], topology, traces[1]),
+            confirm=lambda: self._yardsticks.confirming(variation, topology),
+            source=plain,
+            reported=lambda: self._yardsticks.of_the_program(variation.source),
+        )
 
     def foresee_batchnorm(self, reference: RunResult, topology: Topology) -> None:
         """Start the reference that normalizes as replicas do, which is asked for in any case, while the topology still runs.

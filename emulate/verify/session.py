@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from emulate.errors import UsageError
 from emulate.probe import IN_32_BITS, Trace, is_eager, refusal
+from emulate.probe.facts import Facts
 from emulate.topology import REFERENCE, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case
 from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
 from emulate.verify.certify import Evidence
-from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, grouping_matters, longer
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.ledgers import hosts_of_rows, ledgers
@@ -110,7 +110,7 @@ class Session:
             return self._summary(reference), [self._without_order(run.result()) for run in runs], unseen_code(reference)
         self._yardsticks.rounding = Rounding.of(reference.trace)
         facts = Facts.of(reference.trace)
-        self._yardsticks.apply_only, self._yardsticks.taping = facts.apply_only, facts.taping
+        self._yardsticks.apply_only, self._yardsticks.taping = tuple(facts.apply_only), tuple(facts.taping)
         if facts.drawn:
             self._yardsticks.take_drawn(facts.drawn)
             runs = [self._yardsticks.topology(topologies[0], AS_IT_STANDS)]

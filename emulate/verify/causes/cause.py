@@ -115,8 +115,7 @@ def _suited(fix: str, case: Case) -> str:
     others = [line for line in lines if line not in by_core]
     if case.facts.distributed and by_core:
         return "\n".join([_IS_CONTAINED, *others])
-    has_own_step = not case.facts.compiled or any(event.get("own_train_step") for _, event in case.untouched.of("program"))
-    if has_own_step or not by_core or not any(_OF_A_STEP in line for line in others):
+    if not case.facts.compiled or case.facts.own_train_step or not by_core or not any(_OF_A_STEP in line for line in others):
         return fix
     return "\n".join([*(line.replace("Or use", "Use", 1) for line in by_core), "Or, in a training step of your own:", *others])
 

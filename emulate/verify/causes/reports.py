@@ -101,7 +101,7 @@ def _reduced_in(reports: Sequence[Report]) -> str:
 
 def _of_logs(case: Case) -> str:
     """Return the text about Keras's logs in `fit`: of the program's own `train_step`, or of Keras's."""
-    if _has_central_storage(case) or _has_old_keras(case):
+    if _has_central_storage(case) or case.facts.mirrored_metrics:
         return _OF_CENTRAL_STORAGE if _has_central_storage(case) else _OF_OLD_KERAS
     are_own = [event["own_train_step"] for _, event in case.untouched.of("program") if "own_train_step" in event]
     return _OF_A_TRAIN_STEP if any(are_own) or not are_own else _OF_FIT
@@ -109,11 +109,6 @@ def _of_logs(case: Case) -> str:
 
 def _has_central_storage(case: Case) -> bool:
     return any("CentralStorage" in str(event["name"]) for _, event in case.untouched.of("strategy"))
-
-
-def _has_old_keras(case: Case) -> bool:
-    """Return whether all replicas share the variables of each metric."""
-    return any(event.get("mirrored_metrics") for _, event in case.untouched.of("program"))
 
 
 def _place(point: Point) -> str:
@@ -181,7 +176,7 @@ def _search_metric(case: Case) -> Sign | None:
     if progress is not None:
         return Sign(f"The metric {m.key.tensor} {progress[0]}", evidence, progress[1], advice=True)
     is_of_strategy = _has_central_storage(case) and m.key.tensor.startswith(("batch/", "epoch"))
-    fix = _OF_CENTRAL_STORAGE if is_of_strategy else _OF_OLD_KERAS if _has_old_keras(case) else None
+    fix = _OF_CENTRAL_STORAGE if is_of_strategy else _OF_OLD_KERAS if case.facts.mirrored_metrics else None
     summary = f"The metric {m.key.tensor} does not cover the examples of all replicas."
     return Sign(summary, evidence, fix)
 

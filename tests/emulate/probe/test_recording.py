@@ -15,7 +15,7 @@ import pytest
 
 from emulate.errors import GpudistError
 from emulate.probe import Trace
-from emulate.verify.facts import Facts
+from emulate.probe.facts import Facts
 from tests.emulate.probe.loops import BATCH, arrays, assigning_loop, custom_loop
 
 
@@ -275,7 +275,7 @@ def test_what_a_step_assigns_itself_is_kept_and_what_is_each_replicas_own_is_not
     steps = trace.steps("sgd")[:-1]  # the last is held before its end
     initial = trace.variables("initial")[(0, 0)]
     own = {"average", "count", "teacher/kernel", "teacher/bias", "last"}
-    assert Facts.of(trace).of_first == ("last",)
+    assert Facts.of(trace).of_first == ["last"]
     assert [set(one.state) for step in steps for one in step.values()] == [own] * 2 * len(steps)
     average = np.zeros((6, 3), "float32")
     for k, step in enumerate(steps):

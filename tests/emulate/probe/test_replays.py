@@ -11,7 +11,7 @@ import pytest
 from emulate import Cluster
 from emulate.cluster import Preload
 from emulate.probe import Replay, Trace
-from emulate.verify.facts import Facts
+from emulate.probe.facts import Facts
 from tests.emulate.probe.loops import BATCH, arrays, corrupting_loop, custom_loop, nested_loop
 
 
@@ -286,7 +286,7 @@ def test_of_several_updates_in_a_call_the_first_is_made_of_all_shares_and_the_op
     replayed = recorded(_two_updates_in_a_call, "1x1", reference=True, replay=Replay(two.directory, shares=2, summed=True))
     for name, gradient in _gradients(two, 0).items():
         np.testing.assert_allclose(gradient, _gradients(replayed, 0)[name], atol=1e-6)
-    assert Facts.of(two).repeated == Facts.of(replayed).repeated == ("sgd",)
+    assert Facts.of(two).repeated == Facts.of(replayed).repeated == ["sgd"]
     assert Facts.of(two).gathers
     assert Facts.of(two).joins
     one_update = Facts.of(recorded(custom_loop))
@@ -351,9 +351,9 @@ def _clipping_loop(what: str) -> None:
         train(batch)
 
 
-@pytest.mark.parametrize(("what", "seen"), [("nothing", ()), ("keras", ("clip_by_value",)), ("norm", ("clip_by_global_norm",))])
+@pytest.mark.parametrize(("what", "seen"), [("nothing", []), ("keras", ["clip_by_value"]), ("norm", ["clip_by_global_norm"])])
 def test_what_clips_gradients_is_told_from_what_losses_and_metrics_clip(
-    recorded: Any, what: str, seen: tuple[str, ...]
+    recorded: Any, what: str, seen: list[str]
 ) -> None:
     assert Facts.of(recorded(lambda: _clipping_loop(what))).clipped_by == seen
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emulate.probe import Trace
-from emulate.verify.facts import Facts
+from emulate.probe.facts import Facts
 from tests.emulate.probe.loops import BATCH, arrays
 
 

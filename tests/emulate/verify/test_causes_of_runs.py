@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.probe.facts import Facts
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.confirmed import Rerun
-from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.outcome import Outcome
 from emulate.verify.result import RunResult

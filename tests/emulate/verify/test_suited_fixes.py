@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from emulate.probe.facts import Facts
 from emulate.verify import causes
 from emulate.verify.causes.cause import _suited
 
 
 def _case(*, distributed: tuple[str, ...] = (), compiled: bool = True, own_train_step: bool = False) -> Any:
-    event = (0, {"own_train_step": own_train_step})
-    facts = SimpleNamespace(distributed=distributed, compiled=compiled)
-    return SimpleNamespace(facts=facts, untouched=SimpleNamespace(of=lambda name: [event]))
+    return SimpleNamespace(facts=Facts(distributed=list(distributed), compiled=compiled, own_train_step=own_train_step))
 
 
 @pytest.mark.parametrize("heading", ["", "clipnorm", "clipvalue"])
