@@ -147,15 +147,14 @@ class Comparison:
         return self.is_equivalent or self.needs_confirmation
 
     @property
-    def differs_in_late_reports_alone(self) -> bool:
-        """Return whether all that differs is reported once in many steps, by an evaluation for example.
+    def differs_in_late_reports(self) -> bool:
+        """Return whether reports alone differ, and one of them is made once in many steps, by an evaluation for example.
 
         Rounding moves weights that no gradient depends on (a bias before BatchNormalization), and examples over the threshold
         of a metric. Evaluated noise runs do not have such numbers, so their floor is only estimated.
         """
-        return bool(self.exceeding) and all(
-            p.measure.key.kind in REPORTED and p.measure.at not in (None, p.measure.step) for p in self.exceeding
-        )
+        are_late = [point.measure.at not in (None, point.measure.step) for point in self.exceeding]
+        return any(are_late) and all(point.measure.key.kind in REPORTED for point in self.exceeding)
 
     def kinds(self) -> set[str]:
         """Return the kinds of which numbers were compared; an objective counts as a loss."""

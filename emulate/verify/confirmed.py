@@ -60,9 +60,9 @@ def confirmed(
 
 
 def with_noise_of_reports(comparison: Comparison, noise_of_program: Callable[[], Sequence[Trace]]) -> Comparison:
-    """Compare again with noise runs of the program itself, where late reports alone differ: the first often says enough."""
+    """Compare again with noise runs of the program itself, where reports alone differ, late ones too. One often says enough."""
     number = 1
-    while comparison.differs_in_late_reports_alone and len(reported := noise_of_program()[:number]) == number:
+    while comparison.differs_in_late_reports and len(reported := noise_of_program()[:number]) == number:
         runs = comparison.runs
         comparison = compare(
             runs.reference, runs.topology, runs.noise, confirmation=runs.confirmation, source=runs.source, reported=reported

@@ -79,3 +79,10 @@ def test_the_step_that_ends_with_the_data_is_no_error_but_for_replicas_that_coun
 def test_what_rounding_makes_of_an_evaluation_is_measured_before_it_is_a_cause(preload: Preload) -> None:
     run = _judged("bias_before_normalization", preload)
     assert (run.verdict, run.causes) == ("equivalent", ())
+
+
+@pytest.mark.slow
+def test_it_is_measured_so_where_normalization_differs_by_design(preload: Preload) -> None:
+    run = _judged("local_bias_before_normalization", preload)
+    deciding = [cause.code for cause in run.causes if not cause.advice]
+    assert (run.verdict, deciding) == ("by-design", ["batchnorm-local-statistics"])

@@ -352,9 +352,7 @@ def _clipping_loop(what: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "seen"), [("nothing", []), ("keras", ["clip_by_value"]), ("norm", ["clip_by_global_norm"])])
-def test_what_clips_gradients_is_told_from_what_losses_and_metrics_clip(
-    recorded: Any, what: str, seen: list[str]
-) -> None:
+def test_what_clips_gradients_is_told_from_what_losses_and_metrics_clip(recorded: Any, what: str, seen: list[str]) -> None:
     assert Facts.of(recorded(lambda: _clipping_loop(what))).clipped_by == seen
 
 

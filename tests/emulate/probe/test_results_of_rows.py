@@ -100,3 +100,23 @@ def test_rows_of_any_kind_come_back_and_weights_numbers_and_others_stay(preload:
 
     with Cluster("1x1", preload=preload) as cluster:
         assert cluster.run(returned) == [[True] * 18]
+
+
+def test_a_step_gets_the_rows_of_each_share_in_another_order(preload: Preload) -> None:
+    def ordered() -> list[list[int]]:
+        import tensorflow as tf
+
+        from emulate.probe import replay
+
+        def rows(number: int) -> list[int]:
+            (args, _, order) = replay.in_another_order(3, (tf.range(number)[:, None],), {}, [8, 8, 4])
+            assert bool(tf.reduce_all(args[0][:, 0] == order))
+            return [int(row) for row in order]
+
+        return [rows(20), rows(11)]
+
+    with Cluster("1x1", preload=preload) as cluster:
+        ((full, fewer),) = cluster.run(ordered)
+    for order in (full, fewer):
+        assert order != sorted(order)
+        assert all(sorted(order[first : first + 8]) == list(range(first, min(first + 8, len(order)))) for first in (0, 8, 16))
