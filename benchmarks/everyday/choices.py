@@ -149,6 +149,7 @@ RULES: tuple[Callable[..., bool], ...] = (
     lambda loss, metrics: metrics != "weighted" or loss == "sample_weight",
     lambda style, loss: loss != "class_weight" or style in ("fit", *_OWN),
     lambda way, loss: way != "core-step" or loss != "class_weight",
+    lambda data, style, loss: data != "generator" or style != "fit" or loss != "class_weight",  # Keras refuses it
     # Keras 3 does not add up the rows of a sparse gradient before it squares them. Own loops make it dense.
     lambda way, style, model, optimizer: not (way == "plain" and style in _FIT and model == "embedding") or optimizer == "SGD",
     lambda optimizer, callback: optimizer not in ("Schedule", "AdamSchedule") or callback not in ("plateau", "scheduler"),

@@ -234,7 +234,9 @@ class Case:
     @cached_property
     def ledgers(self) -> dict[str, Ledger]:
         """Return the data ledger of each optimizer."""
-        return ledgers(self.plain, self.untouched)
+        # A program that stops early may do so elsewhere by its own draws: then these say nothing of its examples.
+        ends_alike = self.untouched.num_steps == self.topology.num_steps
+        return ledgers(self.plain, self.untouched if ends_alike else self.topology)
 
     @property
     def ledger(self) -> Ledger | None:

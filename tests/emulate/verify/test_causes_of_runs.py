@@ -201,6 +201,15 @@ def test_a_replica_with_a_learning_rate_of_its_own_is_told_by_the_factor_of_its_
     assert "assert_cardinality" not in found.causes[0].fix
 
 
+def test_a_program_that_stops_earlier_by_its_own_draws_lacks_no_examples(folder: Folder) -> None:
+    one, four = loop(folder.made(), right_reference), loop(folder.made("1x4"), right_topology)
+    own = loop(folder.made("1x4"), right_topology, steps=2)
+    (ledger,) = Case(one, four, untouched=own).ledgers.values()
+    assert (len(ledger.topology), ledger.samples.missing) == (3, 0)
+    (ledger,) = Case(one, own, untouched=own).ledgers.values()
+    assert len(ledger.topology) == 2
+
+
 def test_replicas_that_disagree_after_an_epoch_of_fit_are_told_first_of_the_end_of_its_data(folder: Folder) -> None:
     """Keras counts a step that ends with the data, on some replicas in time for the next step and on some not."""
 
