@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +76,38 @@ def test_hosts_have_their_names_reach_each_other_by_them_and_this_machine_keeps_
     told = [(tmp_path / f"told-{index}").read_text() for index in (0, 1)]
     assert told == [f"{name} {addressed} {tmp_path}" for name in own]
     assert (socket.gethostname(), Path("/etc/hosts").read_text()) == before
+
+
+PROXY = """
+import json, os, pathlib
+
+names = ("https_proxy", "HTTP_PROXY", "no_proxy", "no_grpc_proxy")
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+pathlib.Path(f"told-{index}").write_text(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+
+
+@pytest.mark.parametrize("exempt", ["", "pypi.local"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_program_keeps_its_proxy_which_gets_nothing_that_hosts_send_to_each_other(
+    target: str, exempt: str, tmp_path: Path
+) -> None:
+    make, _, addressed = TARGETS[target]
+    proxies = {"https_proxy": "http://proxy:3128", "HTTP_PROXY": "http://proxy:3128", "no_proxy": exempt}
+    commands = make(job(tmp_path)).host_commands()
+    (tmp_path / "train.py").write_text(PROXY)
+    for number, command in enumerate(commands):
+        for name, text in command.programs.items():
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
+        path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), os.environ["PATH"]])
+        environment = {**os.environ, **proxies, **command.environment, "PATH": path}
+        with subprocess.Popen(command.argv, cwd=tmp_path, env=environment, stdin=subprocess.PIPE) as process:
+            assert process.wait(60) == 0
+        told = json.loads((tmp_path / f"told-{number}").read_text())
+        # The environment of a pod does not show what its image exempts.
+        others = [exempt] if exempt and target in ("slurm", "hosts") else []
+        assert told == {**proxies, "no_grpc_proxy": ",".join([*addressed, *others])}
 
 
 def test_a_command_that_fails_names_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
