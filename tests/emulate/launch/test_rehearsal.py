@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from emulate.cli import main
+from emulate.cli.app import app
 from emulate.errors import Hung, ProgramFailed
 from emulate.launch import HostsBySsh, Job, Kubernetes, KubernetesCluster, Slurm, Target
 from emulate.launch.rehearsal import run_commands
 from emulate.topology import Topology
+from emulate.verify.verdict import Finding, Reference, Run, Verdict
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -122,6 +126,26 @@ def test_commands_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.
     commands = TARGETS["hosts"][0](job(tmp_path, "stays")).host_commands()
     with pytest.raises(Hung, match="no end in 4 s"):
         run_commands(Topology(2, 1), commands, 4)
+
+
+def test_a_rehearsal_names_no_option_that_launch_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fix = "Run with --steps all to find out, or --allow file-order to accept it."
+    cause = Finding("batchnorm-local-statistics", "It differs.", "--precision float64 sees more", fix, by_design=True)
+    run = Run("2x1", "by-design", causes=(cause,), notes=("See what `gpudist verify --traces DIR` writes.",))
+    notes = ("Stopped after 5 steps (--steps). Later code was not checked.",)
+    verdict = Verdict("train.py", 0, "cpu", {}, Reference("ok", 5), (run,), notes)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    for name, result in (("run_commands", None), ("verify", verdict), ("compare_traces", run)):
+        monkeypatch.setattr(f"emulate.launch.rehearsal.{name}", lambda *_, result=result, **__: result)
+    assert main(["launch", "train.py", "--slurm", "--topology", "2x1", "--rehearse"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    named = re.findall(r"(gpudist verify )?(--[a-z-]+)", text)
+    own = {option for parameter in get_command(app).commands["launch"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    assert {option for of_verify, option in named if not of_verify} == {"--record"} <= own
+    assert {option for of_verify, option in named if of_verify} == {"--allow", "--precision", "--traces"}
 
 
 @pytest.mark.slow
