@@ -77,7 +77,7 @@ class Check:
         """Compare the loss in the logs."""
         del batch
         if self._watch is not None:
-            self._watch.compare_loss(self._batches, (logs or {}).get("loss"))
+            self._watch.compare_loss(self._batches, logs or {})
             self._batches = None if self._batches is None else self._batches + 1
 
     def __getattr__(self, name: str) -> Any:

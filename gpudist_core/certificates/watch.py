@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -65,10 +65,11 @@ class Watch:
             return
         atexit.register(self._warn, "The run ended too early, or went on from a later step.")
         applies.of_run.__enter__()
+        optimizer._gpudist_losses = self._compare_losses
         self._ends = [applies.before_apply(optimizer, self._before_apply), partial(applies.of_run.__exit__, None, None, None)]
 
-    def compare_loss(self, step: int | None, value: Any) -> None:
-        """Compare a loss that `fit` logs; None for the step of another loss. Raise UsageError if no step was checked."""
+    def compare_loss(self, step: int | None, logs: Mapping[str, Any]) -> None:
+        """Compare the loss in a step's logs; None for the step of another loss. Raise UsageError if no step was checked."""
         with self._ended_by_errors():
             if self._comparison is None and not self._has_ended:
                 raise UsageError(
@@ -78,7 +79,16 @@ class Watch:
                     steps=self.num_applied,
                 )
             if self._comparison is not None and step is not None and step < self.certificate.steps:
-                self._comparison.compare_loss(step, np.nan if value is None else float(value))
+                self._comparison.compare_loss(step, float(logs.get("loss", np.nan)))  # read only here: it may cost time
+
+    def _compare_losses(self, losses: Any, number: int) -> None:
+        """Compare the losses that a `TrainStep` returns of its last steps."""
+        after = self.num_applied
+        if self._num_compared >= min(after, self.certificate.steps):
+            for step, loss in enumerate(np.reshape(losses, -1), after - number):
+                self.compare_loss(step, {"loss": loss})
+        if self._has_ended:
+            del self._optimizer._gpudist_losses
 
     def _agree(self) -> None:
         self._end()
