@@ -153,7 +153,7 @@ def _facts_of(probe: Probe, model: Any) -> None:
         kind = type(layer).__name__
         if "BatchNormalization" in kind and not getattr(layer, "synchronized", False):
             _add(probe, "batchnorm", [probe.names.of(v) for v in layer.non_trainable_variables])
-        if "Dropout" in kind:
+        if "Dropout" in kind and getattr(layer, "rate", True):  # an attention layer has one of rate 0, which draws nothing
             _add(probe, "dropout", [layer.name])
         if getattr(layer, "compute_dtype", None) in ("bfloat16", "float16"):
             _add(probe, layer.compute_dtype, [probe.names.of(v) for v in upstream.own_weights(layer)])
