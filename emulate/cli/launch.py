@@ -165,7 +165,7 @@ def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) ->
     from emulate.report import show
 
     verdict = rehearse(program, job, target_of, complain)
-    show(verdict, sys.stdout, options=False)
+    show(verdict, sys.stdout)
     return verdict.exit_code
 
 

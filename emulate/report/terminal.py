@@ -26,19 +26,13 @@ def render(verdict: Verdict, width: int = PLAIN_WIDTH) -> str:
     return _page(verdict, width).plain()
 
 
-def show(verdict: Verdict, stream: TextIO | None = None, *, options: bool = True) -> None:
-    """Print the verdict: with colour on a terminal, plain elsewhere.
-
-    Args:
-        verdict: The verdict.
-        stream: Where to. Default: standard output.
-        options: Whether the command has `--allow` and `--strict`.
-    """
+def show(verdict: Verdict, stream: TextIO | None = None) -> None:
+    """Print the verdict: with colour on a terminal, plain elsewhere."""
     stream = stream or sys.stdout
-    _page(verdict, width_of(stream), options=options).print(stream)
+    _page(verdict, width_of(stream)).print(stream)
 
 
-def _page(verdict: Verdict, width: int, *, options: bool = True) -> Page:
+def _page(verdict: Verdict, width: int) -> Page:
     page = Page(width)
     _add_head(page, verdict)
     _add_table(page, verdict.runs)
@@ -53,7 +47,7 @@ def _page(verdict: Verdict, width: int, *, options: bool = True) -> Page:
         page.blank()
         for note in verdict.notes:
             page.labelled("note", note, 0, 6, label_style="bold")
-    _add_next(page, verdict, options=options)
+    _add_next(page, verdict)
     return page
 
 
@@ -125,16 +119,13 @@ def by_design_text(verdict: Verdict) -> str:
     return f"The program differs from one device only by design of TensorFlow and Keras: {differences}." if differences else ""
 
 
-def _add_next(page: Page, verdict: Verdict, *, options: bool) -> None:
-    codes = list(dict.fromkeys(cause.code for run in verdict.runs for cause in run.causes if not cause.allowed))
-    if not codes:
+def _add_next(page: Page, verdict: Verdict) -> None:
+    causes = [cause for run in verdict.runs for cause in run.causes if not cause.allowed]
+    if not causes:
         return
     page.blank()
-    page.line(("Next", "bold"), f"  gpudist causes {codes[0]}", ("  wrong and right code, evidence, fix", "dim"))
-    if not options:
-        return
-    design = list(dict.fromkeys(c.code for run in verdict.runs for c in run.causes if c.by_design and not c.allowed))
-    if design:
-        page.line(f"      --allow {design[0]}", ("  if you accept it", "dim"))
+    page.line(("Next", "bold"), f"  gpudist causes {causes[0].code}", ("  wrong and right code, evidence, fix", "dim"))
+    for code in [cause.code for cause in causes if cause.by_design][:1]:
+        page.line(f"      gpudist verify --allow {code}", ("  if you accept it", "dim"))
     if verdict.by_design and not verdict.strict:
-        page.line("      --strict", ("  if it must fail (exit code 1)", "dim"))
+        page.line("      gpudist verify --strict", ("  if it must fail (exit code 1)", "dim"))

@@ -238,10 +238,8 @@ def _reason(case: Case) -> str | None:
 
 def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tuple[str, list[str]]:
     missing = _missing(case, allow)
-    if case.outcome.hung:
-        return "hung", []
-    if case.outcome.failure:
-        return "failed", []
+    if case.has_ended_early:
+        return ("hung" if case.outcome.hung else "failed"), []
     if case.recovery is not None and not case.recovery.has_ended:
         return ("hung" if case.recovery.lives.last.status == "hung" else "failed"), []
     if _is_shared(deciding):
@@ -380,11 +378,8 @@ def _missing(case: Case, allow: Collection[str]) -> list[str]:
     is_shown = any(map(_shows_a_loss, (case.plain, case.untouched)))
     needed = [kind for kind in NEEDED if kind != "loss" or (is_shown and not with_servers)]
     seen = {point.measure.key.kind for point in case.base.points}
-    missing = [
-        f"{kind}: {'not finite, on one device too' if kind in seen else 'none was seen in both runs'}"
-        for kind in needed
-        if kind not in compared
-    ]
+    why = {kind: "not finite, on one device too" if kind in seen else "none was seen in both runs" for kind in needed}
+    missing = [f"{kind}: {text}" for kind, text in why.items() if kind not in compared]
     if case.recovery is not None:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:

@@ -65,7 +65,8 @@ class Check:
 
     def set_model(self, model: Any) -> None:
         """Check the model's optimizer. Keras calls this before it traces the training step."""
-        self.optimizer(model.optimizer)
+        if self._watch is not None:
+            self._watch.optimizer(model.optimizer, in_fit=True)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Leave the loss alone in a run that goes on from a later step."""

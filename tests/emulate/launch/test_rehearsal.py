@@ -145,7 +145,7 @@ def test_a_rehearsal_names_no_option_that_launch_lacks(
     named = re.findall(r"(gpudist verify )?(--[a-z-]+)", text)
     own = {option for parameter in get_command(app).commands["launch"].params for option in parameter.opts}  # type: ignore[attr-defined]
     assert {option for of_verify, option in named if not of_verify} == {"--record"} <= own
-    assert {option for of_verify, option in named if of_verify} == {"--allow", "--precision", "--traces"}
+    assert {option for of_verify, option in named if of_verify} == {"--allow", "--precision", "--strict", "--traces"}
 
 
 @pytest.mark.slow
