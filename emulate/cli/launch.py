@@ -29,18 +29,11 @@ gpudist launch train.py --hosts hosts.txt --topology 2x1 --record 5
 gpudist launch --status gpudist-jobs/train-0131-235959"""
 _JOBS = "gpudist-jobs"
 _MOUNT = Path("/gpudist")
-_FOR = {
-    "partition": ("slurm",),
-    "account": ("slurm",),
-    "image": ("jobset", "trainjob"),
-    "namespace": ("jobset", "trainjob"),
-    "claim": ("jobset", "trainjob"),
-    "queue": ("jobset", "trainjob"),
-    "gpu_resource": ("jobset", "trainjob"),
-    "cpus": ("slurm", "jobset", "trainjob"),
-    "memory": ("slurm", "jobset", "trainjob"),
-    "port": ("hosts",),
-    "grace": ("hosts",),
+_FOR: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("partition", "account"), ("slurm",)),
+    **dict.fromkeys(("image", "namespace", "claim", "queue", "gpu_resource"), ("jobset", "trainjob")),
+    **dict.fromkeys(("cpus", "memory"), ("slurm", "jobset", "trainjob")),
+    **dict.fromkeys(("port", "grace"), ("hosts",)),
 }
 """By option the targets that it is for."""
 _JOB = "JOB is its folder."

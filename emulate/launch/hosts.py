@@ -17,7 +17,7 @@ import psutil
 
 from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE, first_sigterm
 from emulate.errors import UsageError
-from emulate.launch.job import PREPARE, Job, tf_config
+from emulate.launch.job import PREPARE, Job, no_proxy, tf_config
 from emulate.launch.logs import log_file
 from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import check_installed
@@ -119,7 +119,7 @@ class HostsBySsh:
                 PREPARE,
                 f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(job.num_gpus))) or -1}",
                 *(
-                    [f"export TF_CONFIG={shlex.quote(tf_config(places, str(number)))}"]
+                    [no_proxy(",".join(self.names)), f"export TF_CONFIG={shlex.quote(tf_config(places, str(number)))}"]
                     if job.topology.has_several_hosts
                     else []
                 ),

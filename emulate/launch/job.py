@@ -12,8 +12,7 @@ from emulate.errors import UsageError
 from emulate.program import Program
 from emulate.topology import Topology
 
-PREPARE = "unset http_proxy https_proxy grpc_proxy HTTP_PROXY HTTPS_PROXY; export PYTHONUNBUFFERED=1"
-"""Shell command: hosts connect to each other directly, which gRPC would send to a proxy; a log is there when it is written."""
+PREPARE = "export PYTHONUNBUFFERED=1  # a log is there when it is written"
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _MOST_OF_A_NAME = 40
 _PATH = re.compile(r"/[\w./+@=-]*")
@@ -127,6 +126,19 @@ def tf_config(workers: str, index: str) -> str:
         One JSON object.
     """
     return '{"cluster": {"worker": [' + workers + ']}, "task": {"type": "worker", "index": ' + index + "}}"
+
+
+def no_proxy(hosts: str) -> str:
+    """Return a shell command that exempts hosts from the proxy, to which gRPC would send what they write to each other.
+
+    Args:
+        hosts: Their names, with commas between them. The shell may fill them in.
+
+    Returns:
+        The command. A proxy itself stays: the program may need it to download data.
+    """
+    # gRPC reads no_proxy only where there is no no_grpc_proxy. For an empty entry some versions leave out the proxy everywhere.
+    return f'export no_grpc_proxy="{hosts}${{no_grpc_proxy:+,$no_grpc_proxy}}${{no_proxy:+,$no_proxy}}"'
 
 
 def program_of(program: Program, target: str, *, is_recorded: bool) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emulate.launch import hosts, kubernetes, slurm
-from emulate.launch.target import CANCELLED, FAILED, JobState, read
+from emulate.launch.target import FAILED, JobState, read
 
 _PATIENCE = 60.0
 
@@ -38,39 +38,34 @@ def status(folder: Path) -> JobState:
     return kubernetes.state_of(record["target"], record["name"], namespace, kubernetes.pods_of(record["name"], namespace))
 
 
-def cancel(folder: Path) -> JobState:
+def cancel(folder: Path) -> str:
     """End a job that runs.
 
     Args:
         folder: The job's folder.
 
     Returns:
-        Its state now.
+        What was done, for the user.
 
     Raises:
         UsageError: If the folder has no job.
         Unavailable: If the scheduler does not answer.
     """
-    record = read(folder)
-    if "ended" in record:
-        return JobState(**record["ended"])
+    record, state = read(folder), status(folder)
+    if state.is_over:
+        return f"Nothing was cancelled: {record['label']} had already ended ({state})."
     if record["target"] == "slurm":
         slurm.cancel(record["number"])
-        return slurm.state_of(record["number"], folder)
-    if record["target"] == "hosts":
-        return _interrupt(folder, record)
-    kubernetes.delete(record["kinds"], record["name"], _namespace(record))
-    return JobState(CANCELLED)
-
-
-def _interrupt(folder: Path, record: dict[str, Any]) -> JobState:
-    """Interrupt the process that holds the connections, which then ends the program on each host, and wait for it."""
-    launcher, until = hosts.launcher_of(record["pid"], record["started"]), time.monotonic() + _PATIENCE
-    if launcher is not None:
-        launcher.send_signal(signal.SIGINT)
+    elif record["target"] == "hosts":
+        # The process that holds the connections ends the program on each host.
+        if (launcher := hosts.launcher_of(record["pid"], record["started"])) is not None:
+            launcher.send_signal(signal.SIGINT)
+    else:
+        kubernetes.delete(record["kinds"], record["name"], _namespace(record))
+    until = time.monotonic() + _PATIENCE
     while not (state := status(folder)).is_over and time.monotonic() < until:
-        time.sleep(0.2)
-    return state
+        time.sleep(0.5)
+    return f"Cancelled {record['label']}." if state.is_over else f"Asked {record['label']} to end. It is still {state}."
 
 
 def _namespace(record: dict[str, Any]) -> list[str]:

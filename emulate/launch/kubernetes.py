@@ -99,9 +99,11 @@ class Kubernetes:
         unbuffered = {"name": "PYTHONUNBUFFERED", "value": "1"}  # so that a log is there when it is written
         if not self.job.topology.has_several_hosts:
             return [unbuffered]
-        places = ", ".join(f'"{self.host_name(number)}:{FIRST_PORT + number}"' for number in range(self.job.num_hosts))
+        names = [self.host_name(number) for number in range(self.job.num_hosts)]
+        places = ", ".join(f'"{name}:{FIRST_PORT + number}"' for number, name in enumerate(names))
+        direct = {"name": "no_grpc_proxy", "value": ",".join(names)}  # gRPC would send to a proxy what pods write to each other
         index = {"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}}
-        return [unbuffered, index, {"name": "TF_CONFIG", "value": tf_config(places, f"$({INDEX})")}]
+        return [unbuffered, direct, index, {"name": "TF_CONFIG", "value": tf_config(places, f"$({INDEX})")}]
 
     @property
     def _command(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import tempfile
 import time
@@ -18,9 +19,10 @@ from emulate.launch.target import HostCommand, Target
 from emulate.program import Program
 from emulate.topology import Topology
 from emulate.verify.api import compare_traces, verify
-from emulate.verify.verdict import Verdict
+from emulate.verify.verdict import Run, Verdict
 
 STEPS = 5
+_OF_VERIFY = re.compile(r"(?<!gpudist verify )--(allow|network|precision|steps|strict|timeout|traces)\b")
 _PATIENCE = 2.5
 """Seconds for which the other hosts may report errors after the first."""
 
@@ -83,10 +85,22 @@ def rehearse(
         run_commands(job.topology, commands, timeout)
         say("Comparing it with the program on one device")
         verdict = verify(program, job.topology, steps=steps, timeout=timeout, device="cpu", traces=traces)
-        if verdict.reference.status != "ok":
-            return verdict
-        run = compare_traces(traces / "reference", recorded.trace)
-        return replace(verdict, runs=(run,))
+        if verdict.reference.status == "ok":
+            verdict = replace(verdict, runs=(compare_traces(traces / "reference", recorded.trace),))
+        return _in_words_of_launch(verdict)
+
+
+def _in_words_of_launch(verdict: Verdict) -> Verdict:
+    """Return a verdict whose texts say of which command an option is that `gpudist launch` lacks."""
+
+    def said(text: str) -> str:
+        return _OF_VERIFY.sub(lambda option: "--record" if option[1] == "steps" else f"gpudist verify {option[0]}", text)
+
+    def of(run: Run) -> Run:
+        causes = tuple(replace(cause, evidence=said(cause.evidence), fix=said(cause.fix)) for cause in run.causes)
+        return replace(run, causes=causes, notes=(*map(said, run.notes),), not_compared=(*map(said, run.not_compared),))
+
+    return replace(verdict, runs=(*map(of, verdict.runs),), notes=(*map(said, verdict.notes),))
 
 
 def run_commands(topology: Topology, commands: Sequence[HostCommand], timeout: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from emulate.cluster import TEMPORARY_FAILURE
 from emulate.errors import Unavailable, UsageError
-from emulate.launch.job import PREPARE, Job, tf_config
+from emulate.launch.job import PREPARE, Job, no_proxy, tf_config
 from emulate.launch.logs import log_file
 from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import call, check_installed, uninterrupted
@@ -87,10 +87,11 @@ class Slurm:
         job = self.job
         config = tf_config("'\"$workers\"'", "'\"$SLURM_PROCID\"'")
         several = [
-            "workers= port=$((10000 + SLURM_JOB_ID * 16 % 20000))  # so that two jobs on one node have different ports",
+            "hosts= workers= port=$((10000 + SLURM_JOB_ID * 16 % 20000))  # so that two jobs on one node have different ports",
             'for host in $(scontrol show hostnames "$SLURM_STEP_NODELIST"); do',
-            '  workers="$workers${workers:+, }\\"$host:$port\\"" port=$((port + 1))',
+            '  workers="$workers${workers:+, }\\"$host:$port\\"" hosts="$hosts${hosts:+,}$host" port=$((port + 1))',
             "done",
+            no_proxy("$hosts"),
             f"export TF_CONFIG='{config}'",
         ]
         return "\n".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -134,13 +135,15 @@ def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detac
         _write_end(folder, state)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or not is_submitted:
-            _end(target, folder, say)
+            is_submitted = not _end(target, folder, say) or is_submitted
         else:  # a scheduler that does not answer is no reason to end a training
             say(f"The job may still run. gpudist launch --status {folder} shows its state, --cancel ends it.")
         raise
     finally:
         target.finish()
         logs.relay(is_last=True)
+        if not is_submitted:  # its name and folder are free for the next try
+            shutil.rmtree(folder, ignore_errors=True)
     if state.phase == SUCCEEDED:
         target.collect()
     return state
@@ -163,19 +166,21 @@ def _watch(target: Target, logs: JobLogs, say: Callable[[str], None]) -> JobStat
         time.sleep(target.poll)
 
 
-def _end(target: Target, folder: Path, say: Callable[[str], None]) -> None:
-    """End a job, and say so if it may still run."""
+def _end(target: Target, folder: Path, say: Callable[[str], None]) -> bool:
+    """End a job. Return whether it has ended, and say so if it may still run."""
     try:
         if not target.cancel():
-            return
+            return True
         until = time.monotonic() + _END_PATIENCE
         while not target.state().is_over:
             if time.monotonic() > until:
                 raise Unavailable(f"It did not end within {_END_PATIENCE:g} s.")
             time.sleep(target.poll)
         _write_end(folder, JobState(CANCELLED, "by gpudist"))
+        return True
     except Unavailable as error:
         say(f"The job may still run: {error} Try again: gpudist launch --cancel {folder}")
+        return False
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:

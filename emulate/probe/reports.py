@@ -251,13 +251,21 @@ def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
 
 
 def see_epochs_so_far(probe: Probe, cls: Any) -> None:
-    """Report what an epoch would log, of callbacks that are called only where they have something to do."""
+    """Report what an epoch would log, of callbacks that are called only where they have something to do.
+
+    And the losses that a certificate may check: reading logs costs time there, so that others are not read.
+    """
+    from gpudist_core.certificates import STEPS
+    from gpudist_core.certificates.checks import Check
+
     steps = Counter[int]()
 
     @around(cls, "on_train_batch_end")
     def on_train_batch_end(original: Any, self: Any, batch: int, logs: Any = None) -> None:
         if isinstance(logs, Mapping):
             _report_so_far(probe, self.model, logs, steps)
+            if batch < STEPS and "loss" in logs and any(isinstance(callback, Check) for callback in self.callbacks):
+                _report_log(probe, "batch/loss", logs["loss"])
         original(self, batch, logs)
 
 

@@ -145,7 +145,7 @@ def _facts_of(probe: Probe, model: Any) -> None:
         kind = type(layer).__name__
         if "BatchNormalization" in kind and not getattr(layer, "synchronized", False):
             probe.facts.note("batchnorm", *(probe.names.of(v) for v in layer.non_trainable_variables))
-        if "Dropout" in kind:
+        if "Dropout" in kind and getattr(layer, "rate", True):  # an attention layer has one of rate 0, which draws nothing
             probe.facts.note("dropout", layer.name)
         if getattr(layer, "compute_dtype", None) in ("bfloat16", "float16"):
             probe.facts.note(layer.compute_dtype, *(probe.names.of(v) for v in upstream.own_weights(layer)))

@@ -120,13 +120,12 @@ def by_design_text(verdict: Verdict) -> str:
 
 
 def _add_next(page: Page, verdict: Verdict) -> None:
-    codes = list(dict.fromkeys(cause.code for run in verdict.runs for cause in run.causes if not cause.allowed))
-    if not codes:
+    causes = [cause for run in verdict.runs for cause in run.causes if not cause.allowed]
+    if not causes:
         return
     page.blank()
-    page.line(("Next", "bold"), f"  gpudist causes {codes[0]}", ("  wrong and right code, evidence, fix", "dim"))
-    design = list(dict.fromkeys(c.code for run in verdict.runs for c in run.causes if c.by_design and not c.allowed))
-    if design:
-        page.line(f"      --allow {design[0]}", ("  if you accept it", "dim"))
+    page.line(("Next", "bold"), f"  gpudist causes {causes[0].code}", ("  wrong and right code, evidence, fix", "dim"))
+    for code in [cause.code for cause in causes if cause.by_design][:1]:
+        page.line(f"      gpudist verify --allow {code}", ("  if you accept it", "dim"))
     if verdict.by_design and not verdict.strict:
-        page.line("      --strict", ("  if it must fail (exit code 1)", "dim"))
+        page.line("      gpudist verify --strict", ("  if it must fail (exit code 1)", "dim"))

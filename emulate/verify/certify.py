@@ -20,8 +20,8 @@ from emulate.verify.noise import FACTOR, UNITS, Key, floors
 from emulate.verify.verdict import BY_DESIGN, Run
 from gpudist_core.certificates import MOST, NUM, START, STEPS, Certificate, Input, Integers, Tensor, examples_of, project
 
-_LOSS = "batch/loss"
-"""The name under which the probe reports the loss in the logs of `fit`."""
+_LOGGED, _RETURNED = "batch/loss", "_train/local result"
+"""The names under which the probe reports the losses in the logs of `fit`, and those that `gd.TrainStep` returns."""
 _ROUNDED = f"rounding alone may change it by more than {MOST / FACTOR:.0%}"
 
 
@@ -210,13 +210,17 @@ class _Certifying:
         return inputs, np.array([_batch(step, places) for step in self._steps], np.int64)
 
     def _losses(self) -> Floats:
-        """Return the losses that `fit` logs, and their noise."""
-        losses = {report.step: report.value for report in self._trace.reports if report.name == _LOSS and report.host == 0}
-        if len(losses) < len(complete(self._trace, self._optimizer)) - 1:  # several steps a call
+        """Return the losses that `fit` or `gd.TrainStep` reports, and their noise."""
+        own = [report for report in self._trace.reports if report.host == 0]
+        losses = {report.made - 1: report.value for report in own if report.name == _LOGGED and report.made}
+        # A report inside of a compiled step does not know whether the step was counted. There is one for each batch.
+        returned = {report.step: report.value for report in own if report.name == _RETURNED}
+        losses |= returned if len(returned) <= len(complete(self._trace, self._optimizer)) + 1 else {}
+        if not {*range(len(self._steps) - 1)} <= losses.keys():  # several steps a call
             losses = {}
-        noise = {p.measure.step: p.noise for p in self._case.base.points if p.measure.key.tensor == _LOSS}
+        noise = {p.measure.step: p.noise for p in self._case.base.points if p.measure.key.tensor in (_LOGGED, _RETURNED)}
         if not losses:
-            self._left_out.append("the loss (it is not in the logs of fit after each step)")
+            self._left_out.append("the loss (neither fit nor gd.TrainStep reports it after each step)")
         pairs = [(losses.get(step, np.nan), noise.get(step, np.nan)) for step in range(len(self._steps))]
         return np.array([(loss, max(UNITS * eps_of("<f4") * abs(loss), np.nan_to_num(noise))) for loss, noise in pairs])
 

@@ -95,7 +95,8 @@ class Judgement:
             "unexplained",
             "It differs in 16 bits only: rounding errors are larger there than the noise floor, or are amplified.",
             f"With the program's layers in 32 bits everything agrees{away}",
-            get("unexplained").fix("If it differs in 16 bits only"),
+            get("unexplained").fix(_IN_16_BITS),
+            fixes=(_IN_16_BITS,),
         )
         return replace(self, causes=(*others, *([rounded] if arithmetic else [])), notes=(*self.notes, _OF_16_BITS))
 
@@ -127,7 +128,7 @@ def judge(
     if _has_workers_with_data(case):
         causes = tuple(cause for cause in causes if cause.code not in _OF_ROWS)
     deciding = _deciding(causes)
-    told = _drawn_apart(case)
+    told = _drawn_apart(case) + _uneven_too(case)
     if grows and deciding and all(cause.code in _OF_OWN_ROWS for cause in deciding):
         advice, note = _as_advice(deciding)
         told += note
@@ -139,6 +140,10 @@ def judge(
     base = case.base
     # A cause that says how many steps or examples there are says it too.
     is_told = verdict in ("failed", "hung") or any(cause.code in _OF_ROWS for cause in deciding)
+    not_compared = [text for text in base.not_compared if not (is_told and ONE_RUN in text)]
+    not_compared += [*case.unreachable, *missing, *case.undecided.values()]
+    not_compared += [*_other_rows(case), *_changed_after(case), *_kept_apart(case)]
+    notes = [*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *told]
     decided_on = base if verdict == "equivalent" else case.comparison
     return Judgement(
         verdict=verdict,
@@ -149,22 +154,8 @@ def judge(
         worst=base.worst_by_rounding if verdict == "equivalent" else case.comparison.worst,
         first_divergence=None if verdict == "equivalent" or _OTHERS_FILES in missing or _is_broken(case) else _first(case),
         causes=causes,
-        not_compared=tuple(
-            dict.fromkeys(
-                (
-                    *(text for text in base.not_compared if not (is_told and ONE_RUN in text)),
-                    *case.unreachable,
-                    *missing,
-                    *case.undecided.values(),
-                    *_other_rows(case),
-                    *_changed_after(case),
-                    *_kept_apart(case),
-                )
-            )
-        ),
-        notes=tuple(
-            dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *told))
-        ),
+        not_compared=tuple(dict.fromkeys(not_compared)),
+        notes=tuple(dict.fromkeys(notes)),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
         step_graph=step_graph(case.plain, case.untouched, case.num_replicas),
@@ -174,6 +165,7 @@ def judge(
     )
 
 
+_IN_16_BITS = "If it differs in 16 bits only"
 _OF_16_BITS = "With the program's layers in 32 bits everything agrees: only the rounding to 16 bits differs."
 _ARITHMETIC = (
     "batchnorm-local-statistics",
@@ -246,10 +238,8 @@ def _reason(case: Case) -> str | None:
 
 def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tuple[str, list[str]]:
     missing = _missing(case, allow)
-    if case.outcome.hung:
-        return "hung", []
-    if case.outcome.failure:
-        return "failed", []
+    if case.has_ended_early:
+        return ("hung" if case.outcome.hung else "failed"), []
     if case.recovery is not None and not case.recovery.has_ended:
         return ("hung" if case.recovery.lives.last.status == "hung" else "failed"), []
     if _is_broken(case):
@@ -296,6 +286,14 @@ def _of_first(case: Case) -> list[str]:
     return [_OF_FIRST.format(names_in_words(names))] if names and not case.has("variable-aggregation") else []
 
 
+def _uneven_too(case: Case) -> list[str]:
+    """Note that the replicas' numbers of examples differ where clipping may hide what that does to the gradients."""
+    is_weighted = case.facts.distributed or case.facts.train_steps
+    is_seen = case.without("no-clipping") or case.has("uneven-batch") or case.has("empty-shard")
+    steps = case.ledger.uneven if case.ledger is not None and case.has("clip-before-reduce") else ()
+    return [_UNEVEN_TOO.format(step=step) for step in steps[:1] if not (is_seen or is_weighted)]
+
+
 def _drawn_apart(case: Case) -> list[str]:
     """Note what each replica draws for its batch as a whole, where one device has one draw.
 
@@ -319,6 +317,10 @@ _DRAWN_APART = (
 _OF_FIRST = (
     "What the first replica assigns to {} (aggregation ONLY_FIRST_REPLICA) is not what one device has: numbers that the "
     "program makes of it do not cover the other replicas."
+)
+_UNEVEN_TOO = (
+    "The replicas have different numbers of examples in step {step}. If each divides its loss by its own number, that is "
+    "uneven-batch, which clipping may hide here: after the fix of clipping verify again."
 )
 _UNCHANGED = (
     "No step changes any weight: gradients are computed but not applied, or they are 0, or the learning rate "
@@ -383,11 +385,8 @@ def _missing(case: Case, allow: Collection[str]) -> list[str]:
     is_shown = any(map(_shows_a_loss, (case.plain, case.untouched)))
     needed = [kind for kind in NEEDED if kind != "loss" or (is_shown and not with_servers)]
     seen = {point.measure.key.kind for point in case.base.points}
-    missing = [
-        f"{kind}: {'not finite, on one device too' if kind in seen else 'none was seen in both runs'}"
-        for kind in needed
-        if kind not in compared
-    ]
+    why = {kind: "not finite, on one device too" if kind in seen else "none was seen in both runs" for kind in needed}
+    missing = [f"{kind}: {text}" for kind, text in why.items() if kind not in compared]
     if case.recovery is not None:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:

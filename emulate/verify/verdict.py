@@ -62,6 +62,7 @@ class Finding:
         advice: True if the same model is trained anyway (it only costs time, or one device has it, too): it does not decide.
         stage: The stage of the step in which it arises, one of `STAGES`; None where that cannot be said.
         locations: The lines to blame, the likeliest first; empty where that cannot be said.
+        fixes: The headings of the fixes in the text, as in the cause's page and `gpudist causes --json`; "" is the general one.
         location: The first of them, or None.
         url: The page of the cause, with wrong and right code.
     """
@@ -75,6 +76,7 @@ class Finding:
     advice: bool = False
     stage: str | None = None
     locations: tuple[Location, ...] = ()
+    fixes: tuple[str, ...] = ()
     location: Location | None = field(init=False)
     url: str = field(init=False)
 

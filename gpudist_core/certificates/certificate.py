@@ -178,7 +178,7 @@ def _from(cls: type[Certificate], header: dict[str, Any], arrays: dict[str, Any]
 class CertificateMismatch(RuntimeError):
     """Report the step in which a run leaves its certificate.
 
-    TensorFlow reports it as an error of its own, with this text in it, where a compiled step raises it.
+    Outside of `fit`, TensorFlow reports it as an error of its own, with this text in it, where a compiled step raises it.
 
     Args:
         step: The step, counted from 0.

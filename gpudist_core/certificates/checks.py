@@ -65,7 +65,8 @@ class Check:
 
     def set_model(self, model: Any) -> None:
         """Check the model's optimizer. Keras calls this before it traces the training step."""
-        self.optimizer(model.optimizer)
+        if self._watch is not None:
+            self._watch.optimizer(model.optimizer, in_fit=True)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Leave the loss alone in a run that goes on from a later step."""
@@ -77,7 +78,7 @@ class Check:
         """Compare the loss in the logs."""
         del batch
         if self._watch is not None:
-            self._watch.compare_loss(self._batches, (logs or {}).get("loss"))
+            self._watch.compare_loss(self._batches, logs or {})
             self._batches = None if self._batches is None else self._batches + 1
 
     def __getattr__(self, name: str) -> Any:

@@ -144,7 +144,7 @@ def _worst(seen: Floats, certified: Floats, tolerances: Floats) -> tuple[int, in
 def _ratio(seen: Floats, certified: Floats) -> str:
     """Say that a gradient is a multiple of the certified one, where it is."""
     ratio = float(seen @ certified / (certified @ certified or 1.0))
-    is_multiple = np.linalg.norm(seen - ratio * certified) <= _CLOSE * np.linalg.norm(seen)
+    is_multiple = abs(ratio - 1) > _CLOSE and np.linalg.norm(seen - ratio * certified) <= _CLOSE * np.linalg.norm(seen)
     return f"The gradient is {ratio:.4g}x the certified one. " if is_multiple else ""
 
 

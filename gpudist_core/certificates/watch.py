@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,8 @@ class Watch:
         self.certificate, self._precision = certificate, precision
         self._comparison: StepChecker | None = None
         self._optimizer: Any = None
-        self._has_ended = False
+        self._has_ended = self._in_fit = False
+        self._mismatch: CertificateMismatch | None = None
         self._ends: list[Callable[[], None]] = []
         self._prefix = f"gpudist/certificate/{next(_numbers)}"
 
@@ -51,8 +52,9 @@ class Watch:
     def _num_compared(self) -> int:
         return 0 if self._comparison is None else self._comparison.num_compared
 
-    def optimizer(self, optimizer: Any) -> None:
-        """Watch an optimizer, unless the certified steps are over."""
+    def optimizer(self, optimizer: Any, *, in_fit: bool = False) -> None:
+        """Watch an optimizer, unless the certified steps are over. In a `fit`, `compare_loss` is called after each step."""
+        self._in_fit = self._in_fit or in_fit
         if optimizer is self._optimizer or self._has_ended:
             return
         optimizers.check(optimizer)
@@ -65,11 +67,14 @@ class Watch:
             return
         atexit.register(self._warn, "The run ended too early, or went on from a later step.")
         applies.of_run.__enter__()
+        optimizer._gpudist_losses = self._compare_losses
         self._ends = [applies.before_apply(optimizer, self._before_apply), partial(applies.of_run.__exit__, None, None, None)]
 
-    def compare_loss(self, step: int | None, value: Any) -> None:
-        """Compare a loss that `fit` logs; None for the step of another loss. Raise UsageError if no step was checked."""
+    def compare_loss(self, step: int | None, logs: Mapping[str, Any]) -> None:
+        """Compare the loss in a step's logs; None for the step of another loss. Raise UsageError if no step was checked."""
         with self._ended_by_errors():
+            if self._mismatch is not None:
+                raise self._mismatch.with_traceback(None)  # the frames of a step, of no use
             if self._comparison is None and not self._has_ended:
                 raise UsageError(
                     "A checked model must not have trained before",
@@ -78,7 +83,16 @@ class Watch:
                     steps=self.num_applied,
                 )
             if self._comparison is not None and step is not None and step < self.certificate.steps:
-                self._comparison.compare_loss(step, np.nan if value is None else float(value))
+                self._comparison.compare_loss(step, float(logs.get("loss", np.nan)))  # read only here: it may cost time
+
+    def _compare_losses(self, losses: Any, number: int) -> None:
+        """Compare the losses that a `TrainStep` returns of its last steps."""
+        after = self.num_applied
+        if self._num_compared >= min(after, self.certificate.steps):
+            for step, loss in enumerate(np.reshape(losses, -1), after - number):
+                self.compare_loss(step, {"loss": loss})
+        if self._has_ended:
+            del self._optimizer._gpudist_losses
 
     def _agree(self) -> None:
         self._end()
@@ -155,7 +169,13 @@ class Watch:
         with self._ended_by_errors():
             if outside is not None:
                 examples = fingerprints.examples_of([np.asarray(value) for value in _inputs(self.certificate, outside)])
-            self._comparison.take(int(step), replica, Fingerprints(projections, start, examples))
+            try:
+                self._comparison.take(int(step), replica, Fingerprints(projections, start, examples))
+            except CertificateMismatch as mismatch:
+                # TensorFlow would print what a compiled step raises ten times, with 170 lines of its own.
+                self._mismatch = self._mismatch or mismatch
+                if not self._in_fit:
+                    raise
         return np.int64(0)
 
     def _place(self) -> tuple[int, int]:

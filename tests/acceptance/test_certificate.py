@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,32 @@ with tf.distribute.MirroredStrategy().scope():
     model.compile("sgd", "mse")
 model.fit(x, x.sum(axis=1), batch_size=64, shuffle=False, verbose=0, callbacks=[gd.check(check or None)])
 """
+CORE = """
+import sys
+import keras
+import numpy as np
+import gpudist_core as gd
+
+kind, file = sys.argv[1:]
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(1).normal(size=(8 * 24, 6)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+strategy, check = gd.make_strategy(), gd.check(file or None)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    if kind == "fit":
+        model = gd.distributed(model)
+        model.compile("sgd", "mse")
+    else:
+        optimizer = check.optimizer(keras.optimizers.SGD(0.01))
+if kind == "fit":
+    model.fit(x, y, batch_size=24, shuffle=False, verbose=0, callbacks=[check])
+else:
+    step = gd.TrainStep(model, optimizer, "mse")
+    for batch in gd.Pipeline.from_arrays((x, y), global_batch_size=24).distribute(strategy):
+        step(batch)
+    print("is watched" if hasattr(optimizer, "_gpudist_losses") else "checked no more")
+"""
 RIGHT = ("1", "right", "3", "0.0")
 Run = Callable[..., tuple[int, str, str]]
 
@@ -99,6 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "loop.py").write_text(LOOP)
     (place / "fit.py").write_text(FIT)
     (place / "batchnorm.py").write_text(BATCHNORM)
+    (place / "core.py").write_text(CORE)
     return place
 
 
@@ -170,7 +198,22 @@ def test_fit_passes_with_its_loss_and_stops_with_another_seed(run: Run, folder: 
     assert "checked no more" in output
     code, _, errors = run("1x2", "fit.py", "2", str(certificate))
     assert code == 3
-    assert "Step 0 differs from the certificate. Received: stage='start'" in errors
+    assert errors.count("CertificateMismatch: Step 0 differs from the certificate. Received: stage='start'") == 1
+    assert len(errors.splitlines()) <= 40, errors
+
+
+@pytest.mark.parametrize("kind", ["fit", "step"])
+def test_the_loss_that_gpudist_core_reports_is_certified(run: Run, folder: Path, preload: Preload, kind: str) -> None:
+    path = certified(folder, preload, "core.py", "1x2", kind, "")
+    certificate = Certificate.read(path)
+    assert (certificate.losses > 0).all()
+    code, output, errors = run("1x2", "core.py", kind, str(path))
+    assert code == 0, errors
+    assert "is watched" not in output
+    replace(certificate, losses=certificate.losses * [1.01, 1.0]).write(folder / "other.npz")
+    code, _, errors = run("1x2", "core.py", kind, str(folder / "other.npz"))
+    assert code == 3
+    assert "Step 0 differs from the certificate. Received: stage='loss', tensor='loss'" in errors
 
 
 @pytest.mark.parametrize("policy", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])

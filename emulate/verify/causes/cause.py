@@ -105,6 +105,7 @@ class Cause:
             advice=self.advice or sign.advice,
             stage=stage,
             locations=locations,
+            fixes=tuple(headings),
         )
 
 

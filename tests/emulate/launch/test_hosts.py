@@ -185,8 +185,9 @@ def test_a_second_sigterm_and_the_end_of_the_grace_end_a_program_that_stays(plac
 def test_cancel_ends_a_job_from_elsewhere(place: Place) -> None:
     with place.start("train.py", "--hosts", "hosts", "--name", "job", "--", "stays") as process:
         place.wait_for("told", 2)
-        assert place.looks("--cancel") == "cancelled: by gpudist"
+        assert place.looks("--cancel") == "Cancelled job on 2 hosts."
         assert process.wait(60) == 130
+        assert place.looks("--cancel") == "Nothing was cancelled: job on 2 hosts had already ended (cancelled: by gpudist)."
         assert place.left() == []
 
 

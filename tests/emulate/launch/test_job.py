@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -108,6 +109,48 @@ def test_a_target_without_its_program_is_not_available(
     monkeypatch.setenv("PATH", str(folder))
     assert main(["launch", "train.py", *target]) == 5
     assert f"This target needs {program}. Received: {program} is not on PATH." in capsys.readouterr().err
+
+
+def test_a_refused_job_leaves_its_name_and_folder_free_for_the_next_try(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bin").mkdir()
+    for name, ending in (("sbatch", "echo invalid partition >&2; exit 1"), ("scontrol", "exit 1"), ("scancel", "exit 1")):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{ending}\n")
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    before = sorted(folder.rglob("*"))
+    assert main(["launch", "train.py", *SLURM, "--name", "job"]) == 5
+    assert "sbatch must succeed. Received: invalid partition" in capsys.readouterr().err
+    assert sorted(path for path in folder.rglob("*") if path.name != "gpudist-jobs") == before
+    (folder / "bin" / "sbatch").write_text("#!/bin/sh\necho 7\n")
+    assert main(["launch", "train.py", *SLURM, "--name", "job", "--detach"]) == 0
+    assert "Submitted Slurm job 7." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("says", "answer"),
+    [
+        ("JobState=COMPLETED", "Nothing was cancelled: Slurm job 7 had already ended (succeeded)."),
+        (
+            "",
+            "Nothing was cancelled: Slurm job 7 had already ended (failed: Slurm has forgotten the job, which has left no exit",
+        ),
+        ("JobState=PENDING", "Cancelled Slurm job 7."),
+    ],
+)
+def test_cancel_says_what_it_did(
+    says: str, answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "job.json").write_text('{"target": "slurm", "number": "7", "label": "Slurm job 7"}')
+    (folder / "says").write_text(says)
+    knows = '[ -s says ] || { echo "Invalid job id specified" >&2; exit 1; }; cat says'
+    for name, command in (("scontrol", knows), ("scancel", "echo JobState=CANCELLED > says")):
+        (folder / name).write_text(f"#!/bin/sh\n{command}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert main(["launch", "--cancel", "."]) == 0
+    assert answer in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", EXAMPLES)

@@ -210,7 +210,7 @@ def test_a_job_that_is_ended_is_deleted_with_its_pods(how: str, place: Place) ->
         if how == "Ctrl-C":
             process.send_signal(signal.SIGINT)
         else:
-            assert place.looks("--cancel") == "cancelled"
+            assert place.looks("--cancel") == "Cancelled trainjob job."
         out = process.communicate(timeout=60)[0]
     assert process.returncode == (130 if how == "Ctrl-C" else 3), out
     calls = (place.folder / "calls").read_text()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from emulate.cli import main
+from emulate.cli.app import app
 from emulate.errors import Hung, ProgramFailed
 from emulate.launch import HostsBySsh, Job, Kubernetes, KubernetesCluster, Slurm, Target
 from emulate.launch.rehearsal import run_commands
 from emulate.topology import Topology
+from emulate.verify.verdict import Finding, Reference, Run, Verdict
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -75,6 +82,38 @@ def test_hosts_have_their_names_reach_each_other_by_them_and_this_machine_keeps_
     assert (socket.gethostname(), Path("/etc/hosts").read_text()) == before
 
 
+PROXY = """
+import json, os, pathlib
+
+names = ("https_proxy", "HTTP_PROXY", "no_proxy", "no_grpc_proxy")
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+pathlib.Path(f"told-{index}").write_text(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+
+
+@pytest.mark.parametrize("exempt", ["", "pypi.local"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_program_keeps_its_proxy_which_gets_nothing_that_hosts_send_to_each_other(
+    target: str, exempt: str, tmp_path: Path
+) -> None:
+    make, _, addressed = TARGETS[target]
+    proxies = {"https_proxy": "http://proxy:3128", "HTTP_PROXY": "http://proxy:3128", "no_proxy": exempt}
+    commands = make(job(tmp_path)).host_commands()
+    (tmp_path / "train.py").write_text(PROXY)
+    for number, command in enumerate(commands):
+        for name, text in command.programs.items():
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
+        path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), os.environ["PATH"]])
+        environment = {**os.environ, **proxies, **command.environment, "PATH": path}
+        with subprocess.Popen(command.argv, cwd=tmp_path, env=environment, stdin=subprocess.PIPE) as process:
+            assert process.wait(60) == 0
+        told = json.loads((tmp_path / f"told-{number}").read_text())
+        # The environment of a pod does not show what its image exempts.
+        others = [exempt] if exempt and target in ("slurm", "hosts") else []
+        assert told == {**proxies, "no_grpc_proxy": ",".join([*addressed, *others])}
+
+
 def test_a_command_that_fails_names_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     commands = TARGETS["jobset"][0](job(tmp_path, "fails")).host_commands()
@@ -87,6 +126,26 @@ def test_commands_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.
     commands = TARGETS["hosts"][0](job(tmp_path, "stays")).host_commands()
     with pytest.raises(Hung, match="no end in 4 s"):
         run_commands(Topology(2, 1), commands, 4)
+
+
+def test_a_rehearsal_names_no_option_that_launch_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fix = "Run with --steps all to find out, or --allow file-order to accept it."
+    cause = Finding("batchnorm-local-statistics", "It differs.", "--precision float64 sees more", fix, by_design=True)
+    run = Run("2x1", "by-design", causes=(cause,), notes=("See what `gpudist verify --traces DIR` writes.",))
+    notes = ("Stopped after 5 steps (--steps). Later code was not checked.",)
+    verdict = Verdict("train.py", 0, "cpu", {}, Reference("ok", 5), (run,), notes)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    for name, result in (("run_commands", None), ("verify", verdict), ("compare_traces", run)):
+        monkeypatch.setattr(f"emulate.launch.rehearsal.{name}", lambda *_, result=result, **__: result)
+    assert main(["launch", "train.py", "--slurm", "--topology", "2x1", "--rehearse"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    named = re.findall(r"(gpudist verify )?(--[a-z-]+)", text)
+    own = {option for parameter in get_command(app).commands["launch"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    assert {option for of_verify, option in named if not of_verify} == {"--record"} <= own
+    assert {option for of_verify, option in named if of_verify} == {"--allow", "--precision", "--strict", "--traces"}
 
 
 @pytest.mark.slow

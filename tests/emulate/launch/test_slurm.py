@@ -93,7 +93,7 @@ def test_a_job_that_is_ended_leaves_nothing_running(how: str, slurm: SlurmCluste
             [own] = psutil.Process(process.pid).children()  # nsenter has forked
             own.send_signal(signal.SIGINT)
         elif how == "--cancel":
-            slurm.gpudist("launch", "--cancel", JOB, cwd=folder)
+            assert slurm.gpudist("launch", "--cancel", JOB, cwd=folder).stdout.startswith("Cancelled Slurm job ")
         else:
             slurm.run("scancel", json.loads((folder / JOB / "job.json").read_text())["number"])
         out = process.stdout.read() if process.stdout else ""

@@ -150,6 +150,25 @@ def test_a_fit_that_is_held_tells_what_its_epoch_would_log_and_whose_train_step_
     assert Facts.of(two).compiled
 
 
+def attending_loop(rate: float) -> None:
+    """A `fit` of a model whose attention drops this part."""
+    import keras
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy().scope():
+        inputs = keras.Input((6,))
+        rows = keras.layers.Reshape((3, 2))(inputs)
+        attention = keras.layers.MultiHeadAttention(1, 2, dropout=rate)(rows, rows)
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(attention)))
+        model.compile("sgd", "mse")
+    model.fit(*arrays(), batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_layer_that_drops_nothing_is_no_dropout(recorded: Any, rate: float) -> None:
+    assert bool(Facts.of(recorded(functools.partial(attending_loop, rate), steps=1)).dropout) == (rate > 0)
+
+
 def reducing_loop(*, eager: bool) -> None:
     """A loss that is reduced by a mean and one that is reduced by a sum."""
     import keras

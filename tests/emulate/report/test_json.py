@@ -13,8 +13,8 @@ from emulate.report import check_writable, write_json
 from emulate.verify.verdict import Difference, Location, Reference, StepGraph
 
 CAUSE = {
-    "code": "loss-scaling", "summary": "...", "evidence": "...", "fix": "...", "by_design": False, "allowed": False,
-    "stage": "loss", "location": {"file": "train.py", "line": 63, "text": "...", "cell": None},
+    "code": "loss-scaling", "summary": "...", "evidence": "...", "fix": "...", "fixes": [""], "by_design": False,
+    "allowed": False, "stage": "loss", "location": {"file": "train.py", "line": 63, "text": "...", "cell": None},
     "locations": [{"file": "train.py", "line": 63, "text": "...", "cell": None}], "url": "...",
 }  # fmt: skip
 FIRST = {
@@ -52,7 +52,7 @@ def read(path):
 
 
 def test_every_key_of_the_contract_is_there(made, tmp_path):
-    located = replace(made.loss_scaling, stage="loss", locations=(Location("train.py", 63, "loss = 1"),))
+    located = replace(made.loss_scaling, stage="loss", fixes=("",), locations=(Location("train.py", 63, "loss = 1"),))
     step = StepGraph("...", same_on_replicas=True, depends_on_number=False, locations=located.locations)
     verdict = made.verdict(made.divergent(causes=[located], notes=("a",), not_compared=("b",), step_graph=step))
     write_json(verdict, tmp_path / "v.json")

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.verify import causes
 from emulate.verify.case import Case
-from emulate.verify.judge import judge
+from emulate.verify.judge import _UNEVEN_TOO, judge
 from tests.emulate.verify.cases import Folder, codes
 from tests.emulate.verify.simulation import Adam, Array, Problem, Sgd, Weights, clipped
 
@@ -143,6 +144,25 @@ def test_an_optimizer_that_clips_before_the_sum_is_seen_in_the_numbers(folder: F
     found = judge(folder.case(right, wrong, facts={"optimizers": {"sgd": {"global_clipnorm": 0.5}}}))
     assert codes(found) == ["clip-before-reduce"]
     assert "global_clipnorm=0.5" in found.causes[0].summary
+
+
+@pytest.mark.parametrize(("option", "heading"), [("global_clipnorm", ""), ("clipnorm", "clipnorm")])
+def test_a_finding_names_the_fixes_of_its_text_by_their_headings(folder: Folder, option: str, heading: str) -> None:
+    right, wrong = Problem(clip=0.5, steps=4), Problem(clip=0.5, clip_first=True, steps=4)
+    (cause,) = judge(folder.case(right, wrong, facts={"optimizers": {"sgd": {option: 0.5}}})).causes
+    assert (cause.code, cause.fixes) == ("clip-before-reduce", (heading,))
+    assert cause.fixes[0] in causes.get(cause.code).text.fixes
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_clipping_that_may_hide_an_uneven_batch_is_told_beside_it(folder: Folder, weighted: bool) -> None:
+    right, wrong = Problem(clip=0.5, **UNEVEN), Problem(clip=0.5, clip_first=True, **UNEVEN)
+    facts = {"optimizers": {"sgd": {"global_clipnorm": 0.5}}, "train_steps": weighted}
+    found = judge(folder.case(right, wrong, facts=facts))
+    assert codes(found) == ["clip-before-reduce"]
+    assert [note for note in found.notes if "uneven-batch" in note] == (
+        [] if weighted else [_UNEVEN_TOO.format(step=UNEVEN["steps"] - 1)]
+    )
 
 
 def _clipped_locals(problem: Problem) -> Problem:
