@@ -133,7 +133,7 @@ RULES: tuple[Callable[..., bool], ...] = (
     lambda style, data, pipe: not (data == "arrays" and style in _FIT) or pipe == "as-is",
     lambda style, pipe: style in _FIT or pipe != "repeat",
     lambda last, pipe: last == "even" or pipe != "repeat",
-    lambda way, pipe: way != "core-step" or pipe in ("as-is", "shuffle", "prefetch"),
+    lambda way, pipe: way != "core-step" or pipe in ("as-is", "prefetch"),  # Pipeline.shuffle shuffles
     lambda way, data: way != "core-step" or data in ("arrays", "slices", "filter", "tfrecord", "dictionary"),
     # What a model can read.
     lambda data, model: data != "directory" or model == "cnn",

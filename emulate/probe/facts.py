@@ -46,6 +46,7 @@ class Facts:
         own_draws: Whether replicas draw for something else than rows, or gpudist_core draws for rows.
         numbered: Whether the program asks for the number of a replica.
         follows: Whether this run gets the gradients of another one.
+        by_share: Whether it normalizes each replica's share by itself.
         broken: Of each place where gpudist itself has failed in the program's process its error.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """
@@ -84,6 +85,7 @@ class Facts:
     numbered: bool = False
     own_draws: bool = False
     follows: bool = False
+    by_share: bool = False
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:

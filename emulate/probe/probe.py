@@ -94,7 +94,7 @@ class Probe:
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
         self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))
-        self.facts = Facts(follows=plan.follow is not None)
+        self.facts = Facts(follows=plan.follow is not None, by_share=bool(shares_of(plan.switches)))
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)
         self._strategies: set[int] = set()

@@ -14,7 +14,7 @@ from emulate.verify.compared_runs import Runs, complete
 from emulate.verify.gradients import GradientView, names_of, taped_views, views
 from emulate.verify.kinks import cancelled_onset, kink_onset
 from emulate.verify.measure import Measure
-from emulate.verify.measured_reports import of_other_steps
+from emulate.verify.measured_reports import of_other_steps, of_own_statistics
 from emulate.verify.measures import measure_all
 from emulate.verify.noise import FACTOR, REPORTED, Key, floors
 from emulate.verify.reported import of_other_batches
@@ -249,7 +249,7 @@ def compare(
         noise: Replays of the reference with permuted rows and gradients off by one unit in the last place.
         confirmation: Replays with a larger perturbation, where a first comparison asked for them.
         source: The run on one device with its own gradients, where `reference` applies the topology's.
-        reported: Runs of the program on one device that are rounded otherwise, where a first comparison asked for them.
+        reported: Runs of the program on one device, at the same weights or rounded otherwise, where a first comparison asked.
 
     Returns:
         Every tensor, step and report of both runs with its error and its noise floor.
@@ -367,6 +367,8 @@ def _not_compared(runs: Runs) -> list[str]:
         others = dict.fromkeys(report.name for report in runs.topology.reports if report.name not in evaluated)
         texts += [f"{name} (the examples before it are not those of one device)" for name in others]
     texts += [f"{name} (in other batches, with the same total)" for name in of_other_batches(runs)]
+    own = "each replica evaluates with the moving statistics of its own examples"
+    texts += [f"{name} ({own})" for name in of_own_statistics(runs)]
     return texts + [
         f"{name} (over all steps before it, and the runs made different numbers of steps)" for name in of_other_steps(runs)
     ]

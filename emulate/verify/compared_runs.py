@@ -19,7 +19,8 @@ class Runs:
 
     Attributes:
         source: The reference with steps of its own, where `reference` is led step by step by the run that is judged.
-        reported: Runs of the program itself, rounded otherwise: what it reports once in many steps no evaluated step shows.
+        reported: Runs of the program itself, at the topology's weights or rounded otherwise: what it reports once in many steps
+            no evaluated step shows.
     """
 
     reference: Trace

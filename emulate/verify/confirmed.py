@@ -16,7 +16,7 @@ class Rerun:
 
     Attributes:
         source: The run on one device with its own gradients, where `reference` applies the topology's.
-        reported: Makes noise runs of the program itself.
+        reported: Makes runs of the program itself, for what it reports between its steps.
     """
 
     reference: Trace
@@ -59,10 +59,10 @@ def confirmed(
     return compare(reference, topology, noise, confirmation=more, source=source) if more else first
 
 
-def with_noise_of_reports(comparison: Comparison, noise_of_program: Callable[[], Sequence[Trace]]) -> Comparison:
-    """Compare again with noise runs of the program itself, where reports alone differ, late ones too. One often says enough."""
+def with_noise_of_reports(comparison: Comparison, of_program: Callable[[], Sequence[Trace]]) -> Comparison:
+    """Compare again with runs of the program itself, where reports alone differ, late ones too. One often says enough."""
     number = 1
-    while comparison.differs_in_late_reports and len(reported := noise_of_program()[:number]) == number:
+    while comparison.differs_in_late_reports and len(reported := of_program()[:number]) == number:
         runs = comparison.runs
         comparison = compare(
             runs.reference, runs.topology, runs.noise, confirmation=runs.confirmation, source=runs.source, reported=reported

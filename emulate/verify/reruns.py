@@ -87,7 +87,7 @@ class Reruns:
             *(traces[0], topology, traces[1]),
             confirm=lambda: self._yardsticks.confirming(variation, topology),
             source=plain,
-            reported=lambda: self._yardsticks.of_the_program(variation.source),
+            reported=lambda: self._yardsticks.of_the_program(variation),
         )
 
     def foresee_batchnorm(self, reference: RunResult, topology: Topology) -> None:

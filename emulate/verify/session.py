@@ -335,7 +335,7 @@ class Session:
             untouched=own.trace,
             rerun=lambda *asked: reruns.make(asked, run, compared, base),
             confirm=lambda: yardsticks.confirming(base, compared),
-            reported=lambda: yardsticks.of_the_program(base.source),
+            reported=lambda: yardsticks.of_the_program(base),
             own_seeds=lambda: reruns.with_own_seeds(run, base),
             own_hashes=lambda: reruns.with_own_hashes(run, base),
             hash_places=reruns.hash_places if has_hosts else (),

@@ -333,11 +333,17 @@ class Yardsticks:
         return self._confirming[variation, topology.directory]
 
     def of_the_program(self, variation: Variation) -> NoiseRuns:
-        """Return noise runs of the program itself, for what it reports between its steps; none is started yet."""
+        """Return runs of the program itself, for what it reports between its steps; none is started yet.
+
+        Where the variation follows a run, the first has that run's weights. The others are noise runs.
+        """
         if variation not in self._of_program:
 
             def start(numbers: Sequence[int]) -> list[Future[RunResult]]:
-                plans = self._noise_plans(variation, [2 * NOISE_RUNS + number for number in numbers], CONFIRMING_ULPS)
+                follows = variation.follow is not None and 1 in numbers
+                plans = {self._label("program", variation): self._plan(variation)} if follows else {}
+                noise = [2 * NOISE_RUNS + number for number in numbers if number > 1 or not follows]
+                plans |= self._noise_plans(variation.source, noise, CONFIRMING_ULPS)
                 return [self._runner.start(label, self._reference, plan, reference=True) for label, plan in plans.items()]
 
             self._of_program[variation] = NoiseRuns(start)

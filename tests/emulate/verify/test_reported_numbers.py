@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from emulate.verify.case import Case
+from emulate.verify.compare import compare
 from emulate.verify.judge import Judgement, judge
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.hand_made import right_reference, right_topology
@@ -91,3 +92,27 @@ def test_an_evaluation_in_larger_batches_is_judged_as_a_whole(folder: Folder, th
     assert found.verdict == verdict
     said = "validate/reduce (in other batches, with the same total)"
     assert (said in found.not_compared) == (verdict == "equivalent")
+
+
+def test_what_replicas_evaluate_with_moving_statistics_of_their_own_is_not_compared_with_one_devices(folder: Folder) -> None:
+    def reporting(step: Any, by_share: bool) -> Any:
+        def report(made: Made, k: int) -> None:
+            if k == 0:
+                made.event({"event": "program", "by_share": by_share})
+            step(made, k)
+            made.report("loss", "batch/loss", k, 1.0)
+            if k == 2:
+                for name in ("evaluate/loss", "epoch/loss", "epoch/val_loss"):
+                    made.report("loss", name, 0, 0.4 if step is right_reference else 0.5, made=3)
+
+        return report
+
+    def compared(by_share: bool) -> tuple[set[str], Sequence[str]]:
+        one = loop(folder.made(), reporting(right_reference, by_share))
+        found = compare(one, loop(folder.made("1x4"), reporting(right_topology, by_share)))
+        return {point.measure.key.tensor for point in found.exceeding}, found.not_compared
+
+    assert compared(False) == ({"evaluate/loss", "epoch/loss", "epoch/val_loss"}, ())
+    exceeding, not_compared = compared(True)
+    assert exceeding == {"epoch/loss"}
+    assert [text.partition(" ")[0] for text in not_compared] == ["evaluate/loss", "epoch/val_loss"]
