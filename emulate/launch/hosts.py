@@ -109,6 +109,7 @@ class HostsBySsh:
         """
         job = self.job
         places = ", ".join(f'"{name}:{self.port + place}"' for place, name in enumerate(self.names))
+        several = [no_proxy(",".join(self.names)), f"export TF_CONFIG={shlex.quote(tf_config(places, str(number)))}"]
         seconds = " ".join(map(str, range(self.grace)))
         alive = 'kill -s 0 -- "-$program"'
         kill = 'kill -s KILL -- "-$program"'
@@ -118,11 +119,7 @@ class HostsBySsh:
                 f"cd {job.workdir} || exit 1" if job.workdir else "",
                 PREPARE,
                 f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(job.num_gpus))) or -1}",
-                *(
-                    [no_proxy(",".join(self.names)), f"export TF_CONFIG={shlex.quote(tf_config(places, str(number)))}"]
-                    if job.topology.has_several_hosts
-                    else []
-                ),
+                *(several if job.topology.has_several_hosts else []),
                 "exec 3<&0",
                 f"setsid {shlex.join(job.command)} </dev/null &",
                 "program=$!",

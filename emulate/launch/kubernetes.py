@@ -53,11 +53,10 @@ class KubernetesCluster:
     gpu_resource: str = "nvidia.com/gpu"
 
     def __post_init__(self) -> None:
+        of_label = (_LABEL, "a name of Kubernetes: lower-case letters, digits, hyphens and dots")
         rules = (
             ("--image", self.image, _IMAGE, "the name of a container image"),
-            ("--namespace", self.namespace, _LABEL, "a name of Kubernetes: lower-case letters, digits, hyphens and dots"),
-            ("--claim", self.claim, _LABEL, "a name of Kubernetes: lower-case letters, digits, hyphens and dots"),
-            ("--queue", self.queue, _LABEL, "a name of Kubernetes: lower-case letters, digits, hyphens and dots"),
+            *((f"--{name}", getattr(self, name), *of_label) for name in ("namespace", "claim", "queue")),
             ("--gpu-resource", self.gpu_resource, _RESOURCE, "a resource such as nvidia.com/gpu"),
         )
         for option, value, form, what in rules:

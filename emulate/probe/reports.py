@@ -255,8 +255,7 @@ def see_epochs_so_far(probe: Probe, cls: Any) -> None:
 
     And the losses that a certificate may check: reading logs costs time there, so that others are not read.
     """
-    from gpudist_core.certificates import STEPS
-    from gpudist_core.certificates.checks import Check
+    from gpudist_core.certificates import STEPS, checks
 
     steps = Counter[int]()
 
@@ -264,7 +263,7 @@ def see_epochs_so_far(probe: Probe, cls: Any) -> None:
     def on_train_batch_end(original: Any, self: Any, batch: int, logs: Any = None) -> None:
         if isinstance(logs, Mapping):
             _report_so_far(probe, self.model, logs, steps)
-            if batch < STEPS and "loss" in logs and any(isinstance(callback, Check) for callback in self.callbacks):
+            if batch < STEPS and "loss" in logs and any(isinstance(callback, checks.Check) for callback in self.callbacks):
                 _report_log(probe, "batch/loss", logs["loss"])
         original(self, batch, logs)
 

@@ -114,9 +114,8 @@ class _Certifying:
             raise NotCertified("each replica holds another slice of a sharded table")
         if any(not math.isfinite(array.norm) for array in arrays):
             raise NotCertified(f"a gradient of the first {len(self._steps)} steps is not finite")
-        for step in self._steps:
-            if any(list(local.gradients) != self._names for local in step.values()):
-                raise NotCertified("not every replica has a gradient of every variable in every step")
+        if any(list(local.gradients) != self._names for step in self._steps for local in step.values()):
+            raise NotCertified("not every replica has a gradient of every variable in every step")
 
     def _gradient(self, step: StepOfAll, name: str) -> Floats | None:
         """Return the sum over the replicas as float64, or None where not all elements were kept."""
@@ -216,11 +215,10 @@ class _Certifying:
         # A report inside of a compiled step does not know whether the step was counted. There is one for each batch.
         returned = {report.step: report.value for report in own if report.name == _RETURNED}
         losses |= returned if len(returned) <= len(complete(self._trace, self._optimizer)) + 1 else {}
-        if not {*range(len(self._steps) - 1)} <= losses.keys():  # several steps a call
+        if not {*range(max(len(self._steps) - 1, 1))} <= losses.keys():  # several steps a call
             losses = {}
-        noise = {p.measure.step: p.noise for p in self._case.base.points if p.measure.key.tensor in (_LOGGED, _RETURNED)}
-        if not losses:
             self._left_out.append("the loss (neither fit nor gd.TrainStep reports it after each step)")
+        noise = {p.measure.step: p.noise for p in self._case.base.points if p.measure.key.tensor in (_LOGGED, _RETURNED)}
         pairs = [(losses.get(step, np.nan), noise.get(step, np.nan)) for step in range(len(self._steps))]
         return np.array([(loss, max(UNITS * eps_of("<f4") * abs(loss), np.nan_to_num(noise))) for loss, noise in pairs])
 
