@@ -1,6 +1,6 @@
 """Record a program while it runs, and write the trace."""
 
-from emulate.probe.batch_norm import CENTERED, SYNCHRONIZED, by_share, shares_of
+from emulate.probe.batch_norm import CENTERED, SYNCHRONIZED, by_share, rows_of_shares, splits_of
 from emulate.probe.functions import count_operations, counts_the_batch, evaluate, fixed_batches, is_eager, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
@@ -40,5 +40,6 @@ __all__ = [
     "fixed_batches",
     "is_eager",
     "refusal",
-    "shares_of",
+    "rows_of_shares",
+    "splits_of",
 ]

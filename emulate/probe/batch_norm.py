@@ -18,50 +18,57 @@ CENTERED = "batchnorm-centered"
 _BY_SHARE = "batchnorm-by-share "
 
 
-def by_share(rows: Sequence[int]) -> str:
+def by_share(*splits: Sequence[int]) -> str:
     """Return the switch that normalizes on one device as replicas do, each its own rows.
 
     Args:
-        rows: How many rows of a full batch each replica has; of a smaller batch the last ones have fewer.
+        splits: How many rows of a full batch each replica has, then the same of batches of another size; of a size that is not
+            there the last replicas have fewer.
 
     Returns:
         The switch, short even for many replicas.
     """
-    return _BY_SHARE + "+".join(f"{len(list(some))}x{number}" for number, some in groupby(rows))
+    return _BY_SHARE + ",".join("+".join(f"{len(list(some))}x{number}" for number, some in groupby(rows)) for rows in splits)
 
 
-def shares_of(switches: Collection[str]) -> list[int]:
-    """Return each replica's rows of a full batch, nothing where the statistics are those of the whole batch."""
-    shares = next((switch.removeprefix(_BY_SHARE) for switch in switches if switch.startswith(_BY_SHARE)), "")
-    parts = [part.split("x") for part in shares.split("+") if part]
-    return [int(number) for many, number in parts for _ in range(int(many))]
+def splits_of(switches: Collection[str]) -> list[list[int]]:
+    """Return each replica's rows of a full batch, then of others; nothing where the statistics are those of the whole batch."""
+    splits = next((switch.removeprefix(_BY_SHARE) for switch in switches if switch.startswith(_BY_SHARE)), "")
+    parts = [[part.split("x") for part in split.split("+")] for split in splits.split(",") if split]
+    return [[int(number) for many, number in split for _ in range(int(many))] for split in parts]
 
 
-def permutation(generator: np.random.Generator, rows: int, shares: Sequence[int]) -> NDArray[np.int_]:
+def rows_of_shares(rows: int, splits: Sequence[Sequence[int]]) -> list[int]:
+    """Return how many of a batch's rows belong to each share: all that it may have, as long as there are any."""
+    known = next((split for split in splits if sum(split) == rows), None)
+    ends = np.minimum(np.cumsum(splits[0][:-1], dtype=np.int64), rows)
+    return [int(number) for number in (np.diff([0, *ends, rows]) if known is None else known)]
+
+
+def permutation(generator: np.random.Generator, rows: int, splits: Sequence[Sequence[int]]) -> NDArray[np.int_]:
     """Return the rows of a batch in another order, in which each stays in its share.
 
     Args:
         generator: Draws the order.
         rows: How many there are.
-        shares: Of a full batch the rows of each share; nothing where all rows are together.
+        splits: Of each share the rows of a full batch, then of others; nothing where all rows are together.
 
     Returns:
         The numbers of the rows.
     """
-    ends = np.minimum(np.cumsum(shares[:-1], dtype=np.int64), rows)
-    parts = np.split(np.arange(rows), ends)
-    return np.concatenate([generator.permutation(part) for part in parts])
+    ends: Sequence[int] = list(np.cumsum(rows_of_shares(rows, splits)[:-1])) if splits else []
+    return np.concatenate([generator.permutation(part) for part in np.split(np.arange(rows), ends)])
 
 
 def install(package: str, switches: Collection[str]) -> None:
     """Change the BatchNormalization of an imported Keras as the switches say."""
-    shares = shares_of(switches)
+    splits = splits_of(switches)
     if SYNCHRONIZED in switches:
         _before_call(upstream.batchnorm_class(package), _synchronized)
     if CENTERED in switches:
         _before_call(upstream.batchnorm_class(package), _centered)
-    if shares:
-        _normalize_by_share(upstream.batchnorm_class(package), shares)
+    if splits:
+        _normalize_by_share(upstream.batchnorm_class(package), splits)
 
 
 def _before_call(cls: Any, prepare: Callable[[Any, Any], Any]) -> None:
@@ -91,7 +98,7 @@ def _centered(layer: Any, inputs: Any) -> Any:
     return inputs
 
 
-def _normalize_by_share(cls: Any, shares: Sequence[int]) -> None:
+def _normalize_by_share(cls: Any, splits: Sequence[Sequence[int]]) -> None:
     signature = inspect.signature(cls.call)
 
     @around(cls, "call")
@@ -100,17 +107,17 @@ def _normalize_by_share(cls: Any, shares: Sequence[int]) -> None:
         training = arguments.get("training")
         if training is None or training is False or not self.trainable or getattr(self, "synchronized", False):
             return original(self, *args, **kwargs)
-        return _of_shares(original, arguments, self.non_trainable_variables, shares)
+        return _of_shares(original, arguments, self.non_trainable_variables, splits)
 
 
-def _of_shares(original: Any, arguments: dict[str, Any], variables: Sequence[Any], shares: Sequence[int]) -> Any:
+def _of_shares(original: Any, arguments: dict[str, Any], variables: Sequence[Any], splits: Sequence[Sequence[int]]) -> Any:
     """Call a layer with one share after the other, each from the same statistics; what they leave becomes one as on replicas.
 
     Args:
         original: The layer's `call`.
         arguments: Its arguments by name.
         variables: The layer's moving statistics.
-        shares: Rows of a full batch of each replica.
+        splits: Rows of a full batch of each replica, then of others.
 
     Returns:
         The outputs, in the order of the rows.
@@ -118,11 +125,11 @@ def _of_shares(original: Any, arguments: dict[str, Any], variables: Sequence[Any
     import tensorflow as tf
 
     inputs = tf.convert_to_tensor(arguments["inputs"])
-    numbers = _rows_of(tf.shape(inputs)[0], shares)
-    masks = [None] * len(shares) if arguments.get("mask") is None else tf.split(arguments["mask"], numbers)
+    numbers = numbers_of_shares(tf.shape(inputs)[0], splits)
+    masks = [None] * len(splits[0]) if arguments.get("mask") is None else tf.split(arguments["mask"], numbers)
     before = [tf.identity(variable) for variable in variables]
     outputs, after = [], []
-    for part, mask in zip(tf.split(inputs, numbers, num=len(shares)), masks, strict=True):
+    for part, mask in zip(tf.split(inputs, numbers, num=len(splits[0])), masks, strict=True):
         outputs.append(original(**{**arguments, "inputs": part, **({} if mask is None else {"mask": mask})}))
         after.append([tf.identity(variable) for variable in variables])
         for variable, value in zip(variables, before, strict=True):
@@ -151,9 +158,12 @@ def _aggregated(variable: Any, values: Sequence[Any]) -> Any:
     return tf.add_n(values) if how == tf.VariableAggregation.SUM else values[0]
 
 
-def _rows_of(rows: Any, shares: Sequence[int]) -> Any:
-    """Return how many of a batch's rows belong to each share: all that it may have, as long as there are any."""
+def numbers_of_shares(rows: Any, splits: Sequence[Sequence[int]]) -> Any:
+    """Return `rows_of_shares` for a number of rows that is a tensor."""
     import tensorflow as tf
 
-    ends = tf.minimum(tf.cumsum(tf.constant(shares[:-1], tf.int32)), rows)
-    return tf.concat([ends, [rows]], 0) - tf.concat([[0], ends], 0)
+    ends = tf.minimum(tf.cumsum(tf.constant(splits[0][:-1], tf.int32)), rows)
+    numbers = tf.concat([ends, [rows]], 0) - tf.concat([[0], ends], 0)
+    for split in splits[1:]:
+        numbers = tf.where(tf.equal(rows, sum(split)), tf.constant(split, tf.int32), numbers)
+    return numbers

@@ -33,7 +33,7 @@ from emulate.probe import (
     told,
     upstream,
 )
-from emulate.probe.batch_norm import shares_of
+from emulate.probe.batch_norm import splits_of
 from emulate.probe.body import Body
 from emulate.probe.facts import Facts
 from emulate.probe.following_gradients import Following
@@ -94,7 +94,7 @@ class Probe:
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
         self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))
-        self.facts = Facts(follows=plan.follow is not None, by_share=bool(shares_of(plan.switches)))
+        self.facts = Facts(follows=plan.follow is not None, by_share=bool(splits_of(plan.switches)))
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)
         self._strategies: set[int] = set()
@@ -265,8 +265,8 @@ class Probe:
         """Run the program's function once over one batch."""
         order = None
         if self.plan.permute and body.label not in self.plan.apply_only:
-            shares = shares_of(self.plan.switches)
-            args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs, shares)
+            splits = splits_of(self.plan.switches)
+            args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs, splits)
         if self.plan.halves and body.label not in self.plan.apply_only:
             args, kwargs = replay.first_half(args, kwargs)
         args, kwargs = self.functions.apart(args, kwargs)

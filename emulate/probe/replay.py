@@ -11,6 +11,7 @@ import numpy as np
 
 from emulate import graph_functions
 from emulate.probe import told
+from emulate.probe.batch_norm import numbers_of_shares
 from emulate.probe.examples import joined, row_positions
 from emulate.probe.plan import Replay
 from emulate.probe.slices import local_slice, shard_of
@@ -28,7 +29,7 @@ def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return in_another_order(seed, args, kwargs)[:2]
 
 
-def in_another_order(seed: int, args: Any, kwargs: Any, shares: Sequence[int] = ()) -> tuple[Any, Any, Any]:
+def in_another_order(seed: int, args: Any, kwargs: Any, splits: Sequence[Sequence[int]] = ()) -> tuple[Any, Any, Any]:
     """Return the permuted batch, in which each row stays in its share, and the order; None without examples."""
     import tensorflow as tf
 
@@ -40,8 +41,9 @@ def in_another_order(seed: int, args: Any, kwargs: Any, shares: Sequence[int] = 
     step_seed = _step_seed(seed, flat[positions[0]])
     with graph_functions.on_cpu():
         order = tf.random.experimental.index_shuffle(tf.range(number), step_seed, number - 1)
-        if shares:
-            share = tf.searchsorted(np.cumsum(shares, dtype=np.int32), tf.cast(order, tf.int32), side="right")
+        if splits:
+            ends = tf.cumsum(numbers_of_shares(tf.cast(number, tf.int32), splits))
+            share = tf.searchsorted(ends, tf.cast(order, tf.int32), side="right")
             order = tf.gather(order, tf.argsort(share, stable=True))
     for position in positions:
         flat[position] = _gathered(flat[position], order, number)

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share
+from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share, rows_of_shares
 from emulate.probe.facts import Facts
 from emulate.program import Program, is_ours
 from emulate.topology import Topology
@@ -66,10 +66,10 @@ class Reruns:
             if variation.follow is not None:
                 variation = replace(variation, follow=replace(variation.follow, trace=topology.directory))
         if BY_SHARE in asked:
-            shares = _rows_of_replicas(topology)
-            if not all(shares):
+            splits = _splits(topology)
+            if not all(splits[0]):
                 return None  # of a replica without rows nothing can be normalized
-            variation = variation.without(by_share(shares))
+            variation = variation.without(by_share(*splits))
         rows = next((replays[switch] for switch in reversed(asked) if switch in replays), None)
         if rows is not None:
             variation = replace(variation, replay=replace(rows, trace=topology.directory))
@@ -98,7 +98,7 @@ class Reruns:
             topology: Whose replicas share each batch evenly. Where the program asks for their number, its batch may grow.
         """
         assert reference.trace is not None
-        facts, rows = Facts.of(reference.trace), sum(_rows_of_replicas(reference.trace))
+        facts, rows = Facts.of(reference.trace), sum(_splits(reference.trace)[0])
         replicas = topology.num_replicas
         is_open = facts.bfloat16 or facts.float16 or ProgramLines(reference.trace).made("num_replicas")
         if facts.batchnorm and replicas > 1 and rows and rows % replicas == 0 and not is_open:
@@ -115,10 +115,10 @@ class Reruns:
         Returns:
             The variation; None where BatchNormalization makes no difference, or another one.
         """
-        names, shares = Facts.of(reference, topology).batchnorm, _rows_of_replicas(topology)
-        if not names or len(shares) < 2 or not all(shares) or led.replay is not None:
+        names, splits = Facts.of(reference, topology).batchnorm, _splits(topology)
+        if not names or len(splits[0]) < 2 or not all(splits[0]) or led.replay is not None:
             return None
-        variation = led.without(by_share(shares))
+        variation = led.without(by_share(*splits))
         by_shares = trace_of(self._yardsticks.reference(variation).reference) if self._yardsticks.led(variation) else None
         if by_shares is None:
             return None
@@ -205,11 +205,12 @@ def _statistics_apart(reference: Trace, topology: Trace, names: Collection[str])
     return statistics.median(off)
 
 
-def _rows_of_replicas(trace: Trace) -> list[int]:
-    """Return how many rows each replica has in the first step, the most of any optimizer's."""
-    firsts = [complete(trace, name)[:1] for name in trace.optimizers]
-    counts = [[len(step[replica].rows or ()) for replica in sorted(step)] for steps in firsts for step in steps]
-    return max(counts, key=sum, default=[0])
+def _splits(trace: Trace) -> list[list[int]]:
+    """Return how many rows each replica has in the first step, of the optimizer with most; then in batches split otherwise."""
+    steps = [[[len(step[r].rows or ()) for r in sorted(step)] for step in complete(trace, name)] for name in trace.optimizers]
+    counts = max(steps, key=lambda counts: sum(counts[0]) if counts else 0, default=[]) or [[0]]
+    others = {tuple(split) for split in counts if all(split) and split != rows_of_shares(sum(split), counts[:1])}
+    return [counts[0], *map(list, sorted(others))]
 
 
 def _replays(number: int) -> dict[str, Replay]:

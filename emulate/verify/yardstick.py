@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final, overload
 
-from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, fixed_batches, refusal, shares_of
+from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, fixed_batches, refusal, splits_of
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.precision import Rounding
 from emulate.verify.result import RunResult
@@ -71,7 +71,7 @@ class Variation:
     @property
     def as_it_normalizes(self) -> Variation:
         """Return the variation with the BatchNormalization of one device."""
-        return replace(self, switches=frozenset(switch for switch in self.switches if not shares_of([switch])))
+        return replace(self, switches=frozenset(switch for switch in self.switches if not splits_of([switch])))
 
     def label(self, name: str) -> str:
         """Return the name of a run of this variation."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from emulate.probe.batch_norm import permutation, shares_of
+from emulate.probe.batch_norm import permutation, splits_of
 from emulate.probe.examples import joined
 from emulate.probe.following_gradients import Following
 from emulate.probe.functions.joint import Key, Values
@@ -226,7 +226,7 @@ class _Evaluation:
         if not self._plan.permute or not step.row_inputs:
             return dict(rows)
         keys = [key for place, key in enumerate(rows) if place in step.row_inputs]
-        order = permutation(self._generator, len(rows[keys[0]]), shares_of(self._plan.switches))
+        order = permutation(self._generator, len(rows[keys[0]]), splits_of(self._plan.switches))
         return {key: value[order] if key in keys else value for key, value in rows.items()}
 
     def _changed(self, record: Fetched, values: Values) -> tuple[Values, Values]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.probe import SYNCHRONIZED, Trace, by_share
-from emulate.probe.batch_norm import permutation, shares_of
+from emulate.probe.batch_norm import permutation, splits_of
 from tests.emulate.probe.loops import BATCH, arrays
 
 UNEVEN = 4 * BATCH - 7
@@ -76,8 +76,8 @@ def test_layers_that_synchronize_have_the_statistics_of_the_whole_batch(recorded
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=64))
 def test_the_switch_tells_each_replicas_rows(rows: list[int]) -> None:
-    assert shares_of([SYNCHRONIZED, by_share(rows)]) == rows
-    assert shares_of([SYNCHRONIZED]) == []
+    assert splits_of([SYNCHRONIZED, by_share(rows, [10, 9])]) == [rows, [10, 9]]
+    assert splits_of([SYNCHRONIZED]) == []
 
 
 def test_the_switch_stays_short_enough_for_a_files_name() -> None:
@@ -86,7 +86,7 @@ def test_the_switch_stays_short_enough_for_a_files_name() -> None:
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(0, 99))
 def test_rows_in_another_order_stay_in_their_share(shares: list[int], rows: int) -> None:
-    order = permutation(np.random.default_rng(0), rows, shares)
+    order = permutation(np.random.default_rng(0), rows, [shares] if shares else [])
     share_of = np.repeat(np.arange(len(shares)), shares)[:rows]
     share_of = np.concatenate([share_of, np.full(rows - len(share_of), max(len(shares) - 1, 0))])
     assert sorted(order) == list(range(rows))

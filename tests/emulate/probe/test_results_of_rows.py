@@ -109,14 +109,15 @@ def test_a_step_gets_the_rows_of_each_share_in_another_order(preload: Preload) -
         from emulate.probe import replay
 
         def rows(number: int) -> list[int]:
-            (args, _, order) = replay.in_another_order(3, (tf.range(number)[:, None],), {}, [8, 8, 4])
+            (args, _, order) = replay.in_another_order(3, (tf.range(number)[:, None],), {}, [[8, 8, 4], [5, 5, 3]])
             assert bool(tf.reduce_all(args[0][:, 0] == order))
             return [int(row) for row in order]
 
-        return [rows(20), rows(11)]
+        return [rows(20), rows(11), rows(13)]
 
     with Cluster("1x1", preload=preload) as cluster:
-        ((full, fewer),) = cluster.run(ordered)
+        ((full, fewer, other),) = cluster.run(ordered)
     for order in (full, fewer):
         assert order != sorted(order)
         assert all(sorted(order[first : first + 8]) == list(range(first, min(first + 8, len(order)))) for first in (0, 8, 16))
+    assert [sorted(other[first : first + 5]) for first in (0, 5, 10)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12]]
