@@ -32,17 +32,18 @@ def made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: Any) -> 
 
     if distribution == "integer":
         return _integer(bits, given, dtype)
-    numbers = uniform(bits)
+    # One row is computed in vectors of several lengths: where 64 bits are compared, the last bit of 32 would differ.
+    numbers = tf.cast(uniform(bits), tf.float64 if dtype == tf.float64 else tf.float32)
     if distribution == "normal":
         numbers = tf.math.ndtri(_inside(numbers))
     elif distribution == "truncated":
         numbers = tf.math.ndtri(numbers * 0.9544997 + 0.02275013)
     elif distribution == "gamma":
-        numbers = _gamma(_inside(numbers), tf.cast(given["alpha"], tf.float32))
+        numbers = _gamma(_inside(numbers), tf.cast(given["alpha"], numbers.dtype))
     elif distribution == "poisson":
-        numbers = _poisson(_inside(numbers[..., 0]), tf.cast(given["rate"] if "rate" in given else given["lam"], tf.float32))
+        numbers = _poisson(_inside(numbers[..., 0]), tf.cast(given["rate"] if "rate" in given else given["lam"], numbers.dtype))
     elif distribution == "binomial":
-        numbers = _binomial(_inside(numbers[..., 0]), *(tf.cast(given[name], tf.float32) for name in ("counts", "probs")))
+        numbers = _binomial(_inside(numbers[..., 0]), *(tf.cast(given[name], numbers.dtype) for name in ("counts", "probs")))
     return tf.cast(numbers, dtype)
 
 
@@ -77,7 +78,8 @@ def _gamma(numbers: Any, alpha: Any) -> Any:
     cubes = (1.0 + c[..., None] * normals) ** 3
     most = 0.5 * normals**2 + d[..., None] * (1.0 - cubes + tf.math.log(tf.maximum(cubes, 1e-30)))
     accepted = tf.logical_and(cubes > 0.0, tf.math.log(uniforms) < most)
-    chosen = tf.one_hot(tf.argmax(tf.cast(accepted, tf.int32), -1), _ROUNDS) * tf.cast(accepted, tf.float32)
+    accepted_first = tf.one_hot(tf.argmax(tf.cast(accepted, tf.int32), -1), _ROUNDS, dtype=alpha.dtype)
+    chosen = accepted_first * tf.cast(accepted, alpha.dtype)
     normal = tf.stop_gradient(tf.reduce_sum(chosen * normals, -1))
     return d * (1.0 + c * normal) ** 3 * tf.where(is_small, last ** (1.0 / tf.where(is_small, alpha, 1.0)), 1.0)
 
@@ -113,10 +115,10 @@ def _by_sums(numbers: Any, first: Any, ratio: Any) -> Any:
     term = tf.stop_gradient(first + tf.zeros_like(numbers))
 
     def add(k: Any, drawn: Any, term: Any, total: Any) -> Any:
-        drawn += tf.cast(numbers > total, tf.float32)
+        drawn += tf.cast(numbers > total, numbers.dtype)
         term *= tf.maximum(tf.stop_gradient(ratio(k)), 0.0)
         return k + 1.0, drawn, term, total + term
 
-    start = (tf.constant(1.0), tf.zeros_like(numbers), term, term)
+    start = (tf.ones([], numbers.dtype), tf.zeros_like(numbers), term, term)
     shapes = (tf.TensorShape([]), *(tensor.shape for tensor in start[1:]))
     return tf.while_loop(lambda k, *_: k <= _TERMS, add, start, shape_invariants=shapes)[1]
