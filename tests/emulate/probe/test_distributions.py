@@ -92,3 +92,27 @@ def test_gamma_has_a_gradient_by_its_shape_as_tensorflows_has(host: Any) -> None
     small, large = host(slope)
     assert 0.8 < small < 1.2
     assert 0.9 < large < 1.1
+
+
+def of_parts() -> dict[str, float]:
+    """By distribution how far the draws of a few rows in double precision are from the same rows' among all."""
+    import tensorflow as tf
+
+    from emulate.probe import distributions
+
+    apart = {}
+    for name, (kind, given, _, _) in KINDS.items():
+        columns = distributions.COLUMNS.get(kind)
+        bits = np.random.default_rng(1).integers(0, 1 << 32, [800, *([columns] if columns else [])]).astype("uint32")
+        dtype = tf.int64 if kind == "integer" else tf.float64
+        whole = distributions.made_of(tf.constant(bits), kind, given, dtype).numpy()
+        parts = [distributions.made_of(tf.constant(bits[k : k + 7]), kind, given, dtype).numpy() for k in range(0, 793, 7)]
+        apart[name] = float(np.abs(np.concatenate(parts) - whole[: 7 * len(parts)]).max())
+    return apart
+
+
+def test_draws_in_double_precision_do_not_depend_on_the_rows_beside_them(preload: Preload) -> None:
+    """In 32 bits the last one does: rows are computed several at a time, and what is left over is computed otherwise."""
+    with Cluster("1x1", preload=preload) as cluster:
+        (apart,) = cluster.run(of_parts)
+    assert max(apart.values()) < 1e-12
