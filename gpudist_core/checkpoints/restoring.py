@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.checkpoints import arrays, manifest, states
+from gpudist_core.checkpoints import files
 from gpudist_core.checkpoints.errors import Damaged, Foreign
+from gpudist_core.checkpoints.files import Entry, Manifest
 from gpudist_core.checkpoints.items import Array, Item
-from gpudist_core.checkpoints.manifest import Entry, Manifest
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Opened:
     """
 
     path: Path
-    manifest: Manifest
+    files: Manifest
 
     def assign(self, items: Iterable[Item]) -> None:
         """Assign its values to items that fit."""
@@ -37,7 +37,7 @@ class Opened:
     def state(self, name: str) -> Any:
         """Return one of its states, including arrays; None if it has no such state."""
         kept = self.manifest.states.get(name)
-        return None if kept is None else states.decode(kept, self.array)
+        return None if kept is None else files.decode_state(kept, self.array)
 
     def array(self, name: str) -> Array:
         """Return a whole array by its name."""
@@ -60,7 +60,7 @@ def open_checked(path: Path, items: Sequence[Item], needed_states: Iterable[str]
         Damaged: If it was changed after it was written.
         Foreign: If it belongs to another run.
     """
-    opened = Opened(path, manifest.read(path))
+    opened = Opened(path, files.read_manifest(path))
     _check_fits(opened.manifest, items, needed_states)
     for item in items:
         entry = opened.manifest.entries[item.name]
@@ -75,17 +75,17 @@ def open_checked(path: Path, items: Sequence[Item], needed_states: Iterable[str]
 def rows_of(path: Path, entry: Entry, start: int, stop: int) -> Array:
     """Return rows of an array that may be in several pieces; the whole array if it has no axis."""
     if entry.axis is None:
-        return arrays.load(path, entry.pieces[0], entry.dtype, entry.shape)
+        return files.load_piece(path, entry.pieces[0], entry.dtype, entry.shape)
     pieces = []
     for piece in _overlapping(entry, start, stop):
-        values = arrays.load(path, piece, entry.dtype, _shape(entry, piece.stop - piece.start))
+        values = files.load_piece(path, piece, entry.dtype, _shape(entry, piece.stop - piece.start))
         rows = slice(max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start)
         index = (*[slice(None)] * entry.axis, rows)
         pieces.append(values[index])
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, entry.axis)
 
 
-def _overlapping(entry: Entry, start: int, stop: int) -> list[arrays.Piece]:
+def _overlapping(entry: Entry, start: int, stop: int) -> list[files.Piece]:
     pieces = sorted(
         (piece for piece in entry.pieces if piece.start < stop and piece.stop > start), key=lambda piece: piece.start
     )
@@ -107,15 +107,15 @@ def _shape(entry: Entry, rows: int) -> tuple[int, ...]:
 def _check_rows(path: Path, name: str, entry: Entry, start: int, stop: int) -> None:
     """Check the bytes that hold some rows; along another axis than the first, the whole pieces."""
     if entry.axis is None:
-        arrays.check(path, name, entry.pieces[0])
+        files.check_blocks(path, name, entry.pieces[0])
         return
     for piece in _overlapping(entry, start, stop):
         if entry.axis == 0 and piece.stop > piece.start:
             row = piece.size // (piece.stop - piece.start)
             first, last = max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start
-            arrays.check(path, name, piece, first * row, last * row)
+            files.check_blocks(path, name, piece, first * row, last * row)
         else:
-            arrays.check(path, name, piece)
+            files.check_blocks(path, name, piece)
 
 
 def _check_fits(kept: Manifest, items: Sequence[Item], needed_states: Iterable[str]) -> None:

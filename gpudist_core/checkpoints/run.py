@@ -1,7 +1,13 @@
-"""Collect what belongs into a run's checkpoints, and restore it."""
+"""Collect what belongs into a run's checkpoints, and restore it.
+
+The random states of this process that belong to no model are Python's, NumPy's, TensorFlow's and Keras's. TensorFlow does not
+tell what a stateful operation inside a tf.function has drawn (`tf.random.uniform` there). Use a `tf.random.Generator` or
+stateless draws if a restored run must continue with the same numbers.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gpudist_core.checkpoints import random_state, states
+from gpudist_core.checkpoints import files
 from gpudist_core.checkpoints.collect import Collector
 from gpudist_core.checkpoints.items import Constant, Item
 from gpudist_core.checkpoints.restoring import Opened
@@ -103,7 +109,7 @@ class RunParts:
         more = [variable for variable in trained if not any(variable is other for other in of_model)]
         groups["trained"] = collector.of_others("trained", more)
         for name, value in sorted(self.extra.items()):
-            if not states.has_state(value):
+            if not files.has_state(value):
                 groups[f"extra/{name}"] = collector.of_others(f"extra/{name}", [value])
         return [item for group in groups.values() for item in group]
 
@@ -113,8 +119,8 @@ class RunParts:
 
     def stateful(self) -> dict[str, Any]:
         """Return the objects with `state()` and `restore(state)`, by name."""
-        parts = {"pipeline": self.pipeline, "step": self.step if states.has_state(self.step) else None}
-        parts |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if states.has_state(value)}
+        parts = {"pipeline": self.pipeline, "step": self.step if files.has_state(self.step) else None}
+        parts |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if files.has_state(value)}
         return {name: value for name, value in parts.items() if value is not None}
 
     def snapshot(self, step: int, reason: str, fit: Mapping[str, Any] | None, callbacks: Mapping[str, Any] | None) -> Snapshot:
@@ -137,14 +143,14 @@ class RunParts:
             return lambda name, values: held.append(Held.of(Constant(name, np.array(values), is_mine)))
 
         kept = {
-            name: states.encode(value.state(), f"state/{name}", keep(replicas.host == 0))
+            name: files.encode_state(value.state(), f"state/{name}", keep(replicas.host == 0))
             for name, value in self.stateful().items()
         }
         if fit is not None:
             kept["fit"] = dict(fit)
         if callbacks is not None:
-            kept["callbacks"] = states.encode(callbacks, "state/callbacks", keep(replicas.host == 0))
-        own = states.encode({"random": random_state.state()}, f"random/{replicas.host}", keep(True))
+            kept["callbacks"] = files.encode_state(callbacks, "state/callbacks", keep(replicas.host == 0))
+        own = files.encode_state({"random": random_states()}, f"random/{replicas.host}", keep(True))
         return Snapshot(step, held, kept, own, self._info(replicas, reason))
 
     def restore(self, opened: Opened, items: list[Item]) -> None:
@@ -154,7 +160,7 @@ class RunParts:
         opened.assign(items)
         hosts = opened.state("hosts")
         host = self.replicas().host
-        random_state.restore(hosts[host if host < len(hosts) else 0]["random"])
+        restore_random_states(hosts[host if host < len(hosts) else 0]["random"])
 
     def _info(self, replicas: Replicas, reason: str) -> dict[str, Any]:
         return {
@@ -179,3 +185,33 @@ def _versions() -> dict[str, str]:
         "gpudist": own_version(),
         **{name: str(installed_version(name)) for name in names},
     }
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states as numbers, lists and arrays."""
+    from gpudist_core.upstream import runtime
+
+    version, words, gauss = random.getstate()
+    keras = runtime.keras_global_generator()
+    return {
+        "python": [version, np.array(words, np.uint32), gauss],
+        "numpy": np.random.get_state(legacy=False),
+        "tensorflow": runtime.op_seeds(),
+        "keras": None if keras is None else np.asarray(keras.state),
+    }
+
+
+def restore_random_states(kept: dict[str, Any]) -> None:
+    """Restore the random states, so that draws continue where `random_states` was taken.
+
+    Args:
+        kept: The result of `random_states`.
+    """
+    from gpudist_core.upstream import runtime
+
+    version, words, gauss = kept["python"]
+    random.setstate((int(version), tuple(int(word) for word in words), gauss))
+    np.random.set_state(kept["numpy"])
+    runtime.restore_op_seeds(kept["tensorflow"])
+    if kept["keras"] is not None:
+        runtime.keras_global_generator(make=True).state.assign(kept["keras"])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from gpudist_core.errors import UsageError
 from gpudist_core.state import of_variable
 from gpudist_core.upstream import models
-from gpudist_core.upstream import strategies as upstream
+from gpudist_core.upstream import runtime as upstream
 
 
 def sum_over_replicas(grads: list[Any], variables: list[Any], *, differentiable: bool = False) -> list[Any]:

@@ -19,7 +19,7 @@ from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
 from gpudist_core.strategies.step_timeout import limited
-from gpudist_core.upstream import batch_norm, randomness, row_means, trainer, whole_numbers
+from gpudist_core.upstream import layers, metrics, randomness, row_means, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -132,7 +132,7 @@ class BatchFunction(CountingFunction):
             stack.enter_context(shares.sharing(share))
             stack.enter_context(row_means.counting(tapes=self._own))
             stack.enter_context(randomness.drawing(self._draws))
-            stack.enter_context(batch_norm.synchronizing(self._model._gpudist_synchronizes))
+            stack.enter_context(layers.synchronizing_batch_norm(self._model._gpudist_synchronizes))
             if self._accumulations is not None:
                 stack.enter_context(self._accumulations.during())
             remembered = stack.enter_context(remembering())
@@ -151,7 +151,7 @@ class BatchFunction(CountingFunction):
         self._plan = {name: remembered[id(value)][1:] for name, value in outputs.items() if id(value) in remembered}
         values = {name: value for name, value in outputs.items() if name not in self._plan}
         for name, value in values.items():
-            whole_numbers.warn_of(name, value)
+            metrics.warn_of_integers(name, value)
         return {name: row_means.of_log(value) for name, value in values.items()}
 
 
@@ -200,7 +200,7 @@ class PredictFunction:
     def _on_replica(self, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
         share = shares.Share(shares.rows_of(data))
-        synchronizing = batch_norm.synchronizing(self._model._gpudist_synchronizes)
+        synchronizing = layers.synchronizing_batch_norm(self._model._gpudist_synchronizes)
         with shares.sharing(share), row_means.counting(tapes=False), randomness.drawing(self._draws), synchronizing:
             outputs = self._model.predict_step(data)
             if self._replicas.num_hosts > 1:

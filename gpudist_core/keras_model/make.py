@@ -9,7 +9,7 @@ import keras
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.strategies.last_strategy import warn_of_one_device
-from gpudist_core.upstream import batch_norm, classes, coordination, models, patches, randomness
+from gpudist_core.upstream import layers, models, patches, randomness, strategies
 from gpudist_core.values import check_choice
 
 Model = TypeVar("Model")
@@ -58,9 +58,9 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     warn_of_one_device(model, model.distribute_strategy)
     patches.of_step.prepare()
     settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}
-    classes.mix_in(model, _kind_of(model), **settings)
+    patches.mix_in(model, _kind_of(model), **settings)
     if synchronize_batch_norm:
-        batch_norm.mark(model)
+        layers.mark_batch_norm(model)
     if model.compiled:
         model._gpudist_exact()
     return model
@@ -68,7 +68,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
 
 def _kind_of(model: object) -> type[DistributedModel]:
     """Return the class that makes a model of this strategy exact."""
-    if not coordination.is_coordinated(models.strategy_of(model)):
+    if not strategies.is_coordinated(models.strategy_of(model)):
         return DistributedModel
     from gpudist_core.keras_model.coordinated import CoordinatedModel
 

@@ -22,7 +22,8 @@ from gpudist_core.keras_model.functions import BatchFunction, CountingFunction, 
 from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.static import table_of
-from gpudist_core.upstream import metric_variables, models, optimizers, trainer
+from gpudist_core.upstream import models, optimizers, trainer
+from gpudist_core.upstream.metrics import make_variables_local
 from gpudist_core.values import is_whole
 
 
@@ -285,7 +286,7 @@ class DistributedModel:
             # `compile` has not seen the variables that a layer makes when it is called for the first time.
             for optimizer in trainer.optimizers_of(self) or [None]:
                 models.check_scope(self._gpudist_place, self, optimizer)
-            metric_variables.make_local(self._gpudist_place, self.metrics)
+            make_variables_local(self._gpudist_place, self.metrics)
             own = not trainer.is_default(type(self), "train_step")
             step = self.train_step if own else functools.partial(steps.train_step, self)
             accumulations = state.of_model.of(self).accumulations
@@ -295,7 +296,7 @@ class DistributedModel:
     def make_test_function(self, force: bool = False) -> Any:
         """Compile the evaluation step."""
         if self.test_function is None or force:
-            metric_variables.make_local(self._gpudist_place, self.metrics)
+            make_variables_local(self._gpudist_place, self.metrics)
             own = not trainer.is_default(type(self), "test_step")
             step = self.test_step if own else functools.partial(steps.test_step, self)
             self.test_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws)

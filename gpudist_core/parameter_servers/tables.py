@@ -14,7 +14,7 @@ from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.shares import shares
 from gpudist_core.static import operations
 from gpudist_core.static.initializers import Initializer, check_initializer, uniform
-from gpudist_core.upstream import coordination
+from gpudist_core.upstream import strategies
 
 _PIECE_BYTES = 1 << 26
 
@@ -145,13 +145,13 @@ def part_sizes(rows: int, parts: int | None, strategy: tf.distribute.Strategy) -
     Raises:
         UsageError: If there are no servers, or more parts than rows.
     """
-    if parts is None and not coordination.is_coordinated(strategy):
+    if parts is None and not strategies.is_coordinated(strategy):
         raise UsageError(
             "A table needs the servers of a ParameterServerStrategy",
             "Pass parts=..., or use gd.shard or gd.ShardedEmbedding, which split it over devices.",
             strategy=type(strategy).__name__,
         )
-    count = parts if parts is not None else min(rows, coordination.num_tasks(strategy)[1])
+    count = parts if parts is not None else min(rows, strategies.num_tasks(strategy)[1])
     if not 1 <= count <= rows:
         raise UsageError(
             "A table must have at least one row in each part", "Use fewer parts, at least one.", rows=rows, parts=parts

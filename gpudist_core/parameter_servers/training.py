@@ -22,7 +22,7 @@ from gpudist_core.pipelines import Pipeline
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
-from gpudist_core.upstream import coordination, losses, models, optimizers, patches, randomness, row_losses
+from gpudist_core.upstream import losses, models, optimizers, patches, randomness, strategies
 from gpudist_core.values import check_choice, is_finite, is_whole
 
 SCHEDULES = ("asynchronous", "lock-step")
@@ -106,7 +106,7 @@ class CoordinatedTraining:
             )
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         patches.of_step.prepare()
-        coordination.let_be_read(model)
+        strategies.let_be_read(model)
         self.model: Any = model
         self.metrics, self.schedule = arguments.checked_metrics(metrics), schedule
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
@@ -118,7 +118,7 @@ class CoordinatedTraining:
             self.optimizer = optimizers.exact_optimizer(models.scaled_where_needed(model, optimizer), self.strategy)
         self._workers = Workers(self.strategy, timeout_seconds)
         if schedule == "lock-step" and self._workers.num_workers > 1:
-            row_losses.check(per_example_loss)
+            losses.check_rows(per_example_loss)
         self._work: WorkerFunction | None = None
         self._updates: Updates | None = None
         self._sums: Part | None = None
@@ -191,7 +191,7 @@ class CoordinatedTraining:
     def trained_variables(self) -> list[tf.Variable | keras.Variable]:
         """Return the trained variables, in the order of the gradients. A partitioned variable is listed by its parts."""
         whole = self._given if self._given is not None else list(self.model.trainable_variables)
-        return [part for variable in whole for part in coordination.parts_of(variable)]
+        return [part for variable in whole for part in strategies.parts_of(variable)]
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint besides model and optimizer: pending batches and their sums, as arrays by name."""
@@ -233,7 +233,7 @@ class CoordinatedTraining:
                 self._take_arrived(under_way, losses)
         while self._workers.under_way:
             self._take_arrived(under_way, losses)
-        coordination.advance_seeds(self._drawn, len(losses))
+        strategies.advance_seeds(self._drawn, len(losses))
         return [losses[item] for item in sorted(losses)]
 
     def _take_arrived(self, under_way: dict[int, Any], losses: dict[int, float]) -> None:
@@ -270,7 +270,7 @@ class CoordinatedTraining:
         if self._pending >= self.accumulate:
             self._apply_pending()
         if items is None:
-            coordination.advance_seeds(self._drawn)
+            strategies.advance_seeds(self._drawn)
         return float(loss_of(whole))
 
     def _apply_pending(self) -> None:
@@ -293,7 +293,7 @@ class CoordinatedTraining:
             variables = self.trained_variables
             if not self.optimizer.built:
                 self.optimizer.build(variables)
-        coordination.let_be_read(self.model)
+        strategies.let_be_read(self.model)
         _check_optimizer(self.optimizer, variables)
         scale = optimizers.loss_scaling_of(self.optimizer)
         self._work = WorkerFunction(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
@@ -314,7 +314,7 @@ class CoordinatedTraining:
 
 
 def _checked_strategy(strategy: tf.distribute.Strategy) -> Any:
-    if coordination.is_coordinated(strategy):
+    if strategies.is_coordinated(strategy):
         return strategy
     raise UsageError(
         "CoordinatedTraining needs a model made in the scope of a ParameterServerStrategy",
@@ -326,7 +326,7 @@ def _checked_strategy(strategy: tf.distribute.Strategy) -> Any:
 def _check_on_servers(**owners: Any) -> None:
     for name, owner in owners.items():
         for variable in getattr(owner, "variables", []):
-            for part in coordination.parts_of(variable):
+            for part in strategies.parts_of(variable):
                 if "/job:ps" not in str(models.plain(part).device):
                     raise UsageError(
                         f"{name} must be made in the scope of the ParameterServerStrategy",
@@ -338,7 +338,7 @@ def _check_on_servers(**owners: Any) -> None:
 
 def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
     inner = getattr(optimizer, "inner_optimizer", None) or optimizer
-    built = coordination.variables_of(inner)
+    built = strategies.variables_of(inner)
     if [id(v) for v in built] != [id(models.plain(v)) for v in variables]:
         raise UsageError(
             "The optimizer must be built with the trained variables, with partitioned ones in their parts",

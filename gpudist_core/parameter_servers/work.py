@@ -11,7 +11,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.steps import local
-from gpudist_core.upstream import coordination, models, randomness
+from gpudist_core.upstream import models, randomness, strategies
 
 Part = dict[str, Any]
 """The sums of some examples: `grads` (for each variable a tensor, a pair (values, indices), () for none), `loss`, `weight`. If
@@ -103,7 +103,7 @@ class WorkerFunction:
         with (
             shares.sharing(PartOfBatch(place, parts)) as share,
             randomness.drawing(self._draws),
-            coordination.reading_seeds(place["item"]) as seeds,
+            strategies.reading_seeds(place["item"]) as seeds,
         ):
             result = self._sums(share, x, y, weight)
         self._seeds[id(tf.compat.v1.get_default_graph())] = seeds.draws

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core.errors import Unavailable
-from gpudist_core.upstream import coordination
+from gpudist_core.upstream import strategies
 
 _RETRY_SECONDS = 0.05
 _WORK_AHEAD = 2
@@ -30,7 +30,7 @@ class Workers:
 
     def __init__(self, strategy: tf.distribute.Strategy, timeout_seconds: float | None) -> None:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self.num_workers, self.num_servers = coordination.num_tasks(strategy)
+        self.num_workers, self.num_servers = strategies.num_tasks(strategy)
         self.ahead = _WORK_AHEAD * self.num_workers
         self.under_way = 0
         self._timeout = timeout_seconds

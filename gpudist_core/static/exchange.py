@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core.gradients.reduction import all_reduce
-from gpudist_core.upstream.strategies import merges
+from gpudist_core.upstream.runtime import merges
 
 
 class Exchange:

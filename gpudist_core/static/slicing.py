@@ -16,8 +16,8 @@ from gpudist_core.static.initializers import Initializer, check_initializer
 from gpudist_core.static.room import check_room
 from gpudist_core.static.sharded import ShardedTable
 from gpudist_core.static.sources import Source, numeric, source_of
-from gpudist_core.upstream import central_storage
 from gpudist_core.upstream import static as upstream
+from gpudist_core.upstream import strategies
 
 _TOO_LARGE = "Use more devices, so that each slice is smaller, or use a smaller dtype."
 
@@ -99,7 +99,7 @@ def allocate(
         Unavailable: If it does not fit into memory.
     """
     replicas = context.check_strategy(strategy, "gd.shard")
-    in_one_piece = central_storage.is_central(strategy)
+    in_one_piece = strategies.is_central(strategy)
     shape = source.shape
     info = ShardInfo(checked_axis(axis, shape), shape[axis], 1 if in_one_piece else replicas.total)
     if not info.rows:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gpudist_core.gradients import reduction
 from gpudist_core.static import ShardedTable
-from gpudist_core.upstream import central_storage
+from gpudist_core.upstream import strategies
 
 
 class Accumulators:
@@ -125,7 +125,7 @@ class Accumulators:
     def _own(self, kept: Any) -> Any:
         """Return this replica's part. If all replicas share the variable, each takes an equal part."""
         value = kept.read_value()
-        return value / self._strategy.num_replicas_in_sync if central_storage.is_shared(kept) else value
+        return value / self._strategy.num_replicas_in_sync if strategies.is_shared(kept) else value
 
     def _in_dtype(self, weight: Any) -> Any:
         return tf.cast(weight, self._weight.dtype) if tf.is_tensor(weight) else weight

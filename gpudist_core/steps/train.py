@@ -18,17 +18,8 @@ from gpudist_core.steps import arguments, local, xla
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.strategies.last_strategy import warn_of_one_device
 from gpudist_core.strategies.step_timeout import limited
-from gpudist_core.upstream import (
-    batch_norm,
-    losses,
-    metric_variables,
-    models,
-    optimizers,
-    patches,
-    randomness,
-    row_losses,
-    row_means,
-)
+from gpudist_core.upstream import layers, losses, models, optimizers, patches, randomness, row_means
+from gpudist_core.upstream.metrics import make_variables_local
 from gpudist_core.values import check_choice
 
 
@@ -133,15 +124,15 @@ class TrainStep:
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
         if self._replicas.total > 1:
-            row_losses.check(per_example_loss)
+            losses.check_rows(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
         self._synchronizes = synchronize_batch_norm
         if synchronize_batch_norm:
-            batch_norm.mark(model)
+            layers.mark_batch_norm(model)
         self._variables = arguments.checked_variables(variables)
         self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
         models.check_scope(self.strategy, model, optimizer, self.metrics, self._variables)
-        metric_variables.make_local(self.strategy, self.metrics)
+        make_variables_local(self.strategy, self.metrics)
         with self.strategy.scope():
             optimizer = models.scaled_where_needed(model, optimizer)
         self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)
@@ -285,7 +276,7 @@ class TrainStep:
         with (
             shares.sharing(shares.Share(shares.rows_of(batch))) as share,
             randomness.drawing(self.draws),
-            batch_norm.synchronizing(self._synchronizes),
+            layers.synchronizing_batch_norm(self._synchronizes),
         ):
             self._check_trained()
             variables = self.trained_variables

@@ -15,7 +15,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.steps import local
-from gpudist_core.upstream import batch_norm, layer_state, losses, run_state
+from gpudist_core.upstream import layers, losses, runtime
 
 
 class CompiledPass:
@@ -55,7 +55,7 @@ class CompiledPass:
         counts = None if scale is None else share.counts  # asked for here, as the compiled pass cannot
         grads, loss, total, (y_pred, masks), changed = self._compiled(*values, x, y, weight, replica, counts, scale)
         for variable, value in zip(changing, changed, strict=True):
-            variable.assign(layer_state.of_all(share, variable, value))
+            variable.assign(layers.of_all(share, variable, value))
         return local.Sums(grads, loss, total), tf.nest.map_structure(losses.masked, y_pred, masks)
 
     def _pass(
@@ -63,7 +63,7 @@ class CompiledPass:
     ) -> Any:
         with (
             shares.sharing(shares.Share(shares.rows_of(x), replica, counts)) as share,
-            batch_norm.synchronizing(self._synchronizes, compiled=True),
+            layers.synchronizing_batch_norm(self._synchronizes, compiled=True),
             tf.GradientTape() as tape,
         ):
             tape.watch(trained)
@@ -89,9 +89,9 @@ class CompiledPass:
 
         BatchNormalization does not read it in training.
         """
-        own = {id(v) for layer in run_state.flat_layers(self._model) if batch_norm.is_one(layer) for v in layer.variables}
+        own = {id(v) for layer in runtime.flat_layers(self._model) if layers.is_batch_norm(layer) for v in layer.variables}
         for variable, old, new in zip(self._model.non_trainable_variables, before, after, strict=True):
-            if new is not old and id(variable) not in own and layer_state.is_of_rows(variable):
+            if new is not old and id(variable) not in own and layers.is_of_rows(variable):
                 raise UsageError(
                     "A pass compiled by XLA cannot synchronize replicas, which a layer that keeps a mean over its examples "
                     "needs",

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gpudist_core.environments import shares_hardware
 from gpudist_core.errors import Unavailable, UsageError
-from gpudist_core.upstream import strategies as upstream
+from gpudist_core.upstream import runtime as upstream
 from gpudist_core.values import is_finite, is_whole
 
 ALL_REDUCE = ("auto", "nccl", "ring", "hierarchical", "one-device")

@@ -15,7 +15,7 @@ from gpudist_core.strategies.last_strategy import remember
 from gpudist_core.strategies.named import Devices, chosen_devices
 from gpudist_core.strategies.peers import wait_for
 from gpudist_core.strategies.step_timeout import set_limit
-from gpudist_core.upstream import strategies as upstream
+from gpudist_core.upstream import runtime as upstream
 
 KINDS = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server")
 DEFAULT_TIMEOUT_SECONDS = 600.0

@@ -16,7 +16,7 @@ import tensorflow as tf
 from gpudist_core import state
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import key_value
-from gpudist_core.upstream import strategies as upstream
+from gpudist_core.upstream import runtime as upstream
 
 _ASKED_SECONDS = 5.0
 _KEY = "gpudist_core/waits/"

@@ -21,7 +21,7 @@ from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import reduction
 from gpudist_core.state import PerThread
-from gpudist_core.upstream import layer_state, strategies
+from gpudist_core.upstream import layers, runtime
 from gpudist_core.upstream.patches import Replacements
 
 _trace: PerThread[_Trace | None] = PerThread(None)
@@ -45,7 +45,7 @@ def replacements() -> Replacements:
     yield context, "all_reduce", _refusing_sums
     yield context, "merge_call", _noting_gradients
     yield from ((tf.distribute.StrategyExtended, name, _refusing_merged_sums) for name in ("reduce_to", "batch_reduce_to"))
-    yield strategies, "all_reduce", _meeting
+    yield runtime, "all_reduce", _meeting
     yield backend.Variable, "_direct_assign", _looking_for_rows
     yield TFOptimizer, "_all_reduce_sum_gradients", _summing_once
     for owner, name in ((tf, "clip_by_global_norm"), (tf, "clip_by_norm"), (tf.linalg, "global_norm")):
@@ -292,7 +292,7 @@ def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_for_all(variable: Any) -> bool:
-    return layer_state.is_of_rows(variable) and not layer_state.in_call_of_a_layer()
+    return layers.is_of_rows(variable) and not layers.in_call_of_a_layer()
 
 
 def _key(value: Any) -> Key:

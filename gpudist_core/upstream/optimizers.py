@@ -3,6 +3,10 @@
 Keras 3.15 checks, clips and accumulates each replica's own gradients and sums afterwards (`BaseOptimizer.apply`, then
 `TFOptimizer._backend_apply_gradients`, then `_all_reduce_sum_gradients`). Clipping by each replica's own norm is wrong, and
 `LossScaleOptimizer` asks only the first replica whether all gradients are finite. Here the sum comes first.
+
+An exact optimizer keeps the sums of `gradient_accumulation_steps` elsewhere, over replicas. In a file they are among its
+variables, where Keras looks for them. Keras 3.12 and 3.15 number the iterations, the learning rate if it is a variable, the
+averages, the sums, and the optimizer's own variables. Keras 3.8 numbers each sum after the average of the same variable.
 """
 
 from __future__ import annotations
@@ -10,16 +14,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from gpudist_core import state
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import clipping, reduction
 from gpudist_core.state import OfOptimizer, PerThread, of_optimizer
-from gpudist_core.upstream import classes, custom_step, saved_sums
+from gpudist_core.upstream import custom_step, patches
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
@@ -46,8 +53,8 @@ def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
         of_optimizer.of(inner).is_reduced = True
     if not of_optimizer.of(optimizer).is_exact:
         if inner is None and optimizer.built:
-            saved_sums.take_over(optimizer)
-        classes.mix_in(optimizer, _Exact if inner is None else _LossScaling)
+            take_over_sums(optimizer)
+        patches.mix_in(optimizer, _Exact if inner is None else _LossScaling)
         _keep_what_waits(optimizer)
     if not optimizer.built:  # Keras keeps the strategy around the optimizer's creation, which may be none (3.15, TFOptimizer)
         optimizer._distribution_strategy = strategy
@@ -303,10 +310,10 @@ class _Base:
     def save_own_variables(self, store: Any) -> None:
         own: dict[str, Any] = {}
         super().save_own_variables(own)  # type: ignore[misc]
-        saved_sums.save(self, list(own.values()), store)
+        save_with_sums(self, list(own.values()), store)
 
     def load_own_variables(self, store: Any) -> None:
-        super().load_own_variables(saved_sums.split(self, store))  # type: ignore[misc]
+        super().load_own_variables(without_sums(self, store))  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
@@ -413,3 +420,95 @@ def _overwrite(optimizer: Any) -> None:
     for variable, average in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True):
         if average is not None:
             variable.assign(tf.where(now, tf.convert_to_tensor(average), tf.convert_to_tensor(variable)))
+
+
+def take_over_sums(optimizer: Any) -> None:
+    """Take over the sums that a plain Keras optimizer was built or loaded with as the first state of its accumulation.
+
+    Args:
+        optimizer: A built optimizer, before it is exact, that is not a `LossScaleOptimizer`.
+    """
+    sums = optimizer.__dict__.get("_accumulated_gradients")
+    if sums:
+        values = [variable.numpy() for variable in sums]
+        for variable in sums:
+            optimizer._untrack_variable(variable)
+        object.__setattr__(optimizer, "_accumulated_gradients", None)
+        state.of_optimizer.of(optimizer).taken_over = values
+
+
+def sums_taken_over(optimizer: Any) -> list[Any] | None:
+    """Return the sums from `take_over_sums` or a loaded file, once; None if there are none."""
+    kept = state.of_optimizer.of(_inner(optimizer))
+    values, kept.taken_over = kept.taken_over, None
+    return values
+
+
+def save_with_sums(optimizer: Any, values: list[Any], store: Any) -> None:
+    """Write an optimizer's variables in Keras's numbering.
+
+    Args:
+        optimizer: An exact optimizer.
+        values: The values of its own variables.
+        store: Keras's store for one optimizer.
+    """
+    places = _places_of_sums(optimizer)
+    own, sums = iter(values), iter(_saved_sums(optimizer) if places else ())
+    for number in range(len(values) + len(places)):
+        store[str(number)] = next(sums if number in places else own)
+
+
+def without_sums(optimizer: Any, store: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Separate the optimizer's own variables from the saved ones. The sums go to its accumulation.
+
+    Args:
+        optimizer: An exact optimizer.
+        store: Keras's store for one optimizer.
+
+    Returns:
+        A store without the sums; the same one if there are none.
+    """
+    places = _places_of_sums(optimizer)
+    if not places or len(store.keys()) != len(optimizer.variables) + len(places):
+        return store
+    values = [store[str(number)] for number in range(len(store.keys()))]
+    state.of_optimizer.of(_inner(optimizer)).taken_over = [np.array(values[number]) for number in places]
+    own = [value for number, value in enumerate(values) if number not in places]
+    return {str(number): value for number, value in enumerate(own)}
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _places_of_sums(optimizer: Any) -> range:
+    """Return the indices of the sums in Keras's numbering; none if it saves none."""
+    inner = _inner(optimizer)
+    if not inner.built or not state.of_optimizer.of(inner).accumulate:
+        return range(0)
+    outer = len(optimizer._variables) if inner is not optimizer else 0
+    first = outer + sum(isinstance(value, keras.Variable) for value in (inner._iterations, inner._learning_rate))
+    number = len(inner._trainable_variables)
+    if not inner.use_ema:
+        return range(first, first + number)
+    if not hasattr(keras.optimizers.Optimizer, "add_optimizer_variables"):  # Keras 3.8
+        return range(first + 1, first + 2 * number, 2)
+    first += sum(isinstance(value, keras.Variable) for value in inner._model_variables_moving_average)
+    return range(first, first + number)
+
+
+def _saved_sums(optimizer: Any) -> list[Any]:
+    inner = _inner(optimizer)
+    accumulation = state.of_optimizer.of(inner).accumulation
+    saved: dict[str, Any] | None = {"sums": {}} if accumulation is None else accumulation.state_here()
+    if saved is None:
+        warnings.warn(
+            "A model that Keras saves in the middle of an accumulation loses the batches without an update: hosts cannot add "
+            "their "
+            "sums while one of them saves. To continue exactly use gd.Checkpoints.",
+            stacklevel=2,
+        )
+    kept = dict(saved["sums"]).get("sums") if saved else None
+    if kept is not None:
+        return [np.asarray(array) for array in kept]
+    return [np.zeros(v.shape, v.dtype) for v in inner._trainable_variables]

@@ -18,7 +18,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.state import PerThread
-from gpudist_core.upstream import custom_step, losses, metric_functions
+from gpudist_core.upstream import custom_step, losses, metrics
 from gpudist_core.upstream.patches import Replacements
 
 _means: PerThread[_Means | None] = PerThread(None)
@@ -140,7 +140,7 @@ def _counting_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         current = _current()
         if current is not None and current[0].outputs is not None:
-            values = metric_functions.by_row(self, values, current[0].outputs)
+            values = metrics.by_row(self, values, current[0].outputs)
         if current is None or tf.convert_to_tensor(values).shape.rank != 0:
             return original(self, values, sample_weight)
         means, share = current

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gpudist_core.upstream import eager
+from gpudist_core.upstream import runtime
 
 ALIGNMENT = 64
 """The alignment in bytes at which TensorFlow's kernels use memory without a copy."""
@@ -118,7 +118,7 @@ def memory_limits() -> dict[str, int]:
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.client import pywrap_tf_session as session
 
-    context = eager.context()
+    context = runtime.eager_context()
     context.ensure_initialized()
     devices = pywrap_tfe.TFE_ContextListDevices(context._handle)
     return {

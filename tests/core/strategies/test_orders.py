@@ -8,7 +8,7 @@ from tests.core.strategies.conftest import Plain
 
 
 def test_sums_of_tensorflows_own_lose_the_order_of_reads_and_updates(plain: Plain) -> None:
-    """When this fails, `all_reduce` of gpudist_core.upstream.strategies need not sum by itself any more."""
+    """When this fails, `all_reduce` of gpudist_core.upstream.runtime need not sum by itself any more."""
 
     def lost() -> int:
         import tensorflow as tf
@@ -59,7 +59,7 @@ def test_the_gradient_of_a_sum_is_the_sum_of_the_replicas_gradients_of_it(plain:
 
 
 def test_a_sum_is_traced_without_a_walk_through_the_graphs_of_all_replicas(plain: Plain) -> None:
-    """When the first number is small, `_with_gradient` of gpudist_core.upstream.strategies need not end the walk."""
+    """When the first number is small, `_with_gradient` of gpudist_core.upstream.runtime need not end the walk."""
 
     def walked() -> list[int]:
         import tensorflow as tf

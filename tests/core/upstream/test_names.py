@@ -105,9 +105,9 @@ def models() -> dict[str, bool]:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.upstream import classes, run_state
     from gpudist_core.upstream import losses as ours
     from gpudist_core.upstream import models as our_models
+    from gpudist_core.upstream import patches, runtime
 
     where = tf.distribute.OneDeviceStrategy("CPU:0")
     with where.scope():
@@ -121,9 +121,9 @@ def models() -> dict[str, bool]:
     class Own(keras.layers.Dense):
         pass
 
-    own = keras.saving.serialize_keras_object(classes.mix_in(Own(2), Mixin))
+    own = keras.saving.serialize_keras_object(patches.mix_in(Own(2), Mixin))
 
-    layer = classes.mix_in(keras.layers.Dense(2, name="kept"), Mixin)
+    layer = patches.mix_in(keras.layers.Dense(2, name="kept"), Mixin)
     kept = keras.saving.serialize_keras_object(layer)
     masked = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[1, 0]]))
     scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
@@ -138,7 +138,7 @@ def models() -> dict[str, bool]:
         "backend.get_keras_mask": tf.reduce_all(ours.mask_of(masked) == [[True, False]]).numpy(),
         "api_export.REGISTERED_OBJS_TO_NAMES": (kept["module"], kept["class_name"]) == ("keras.layers", "Dense"),
         "object_registration.GLOBAL_CUSTOM_NAMES": own["registered_name"] == "own>Own",
-        "Layer._flatten_layers": len(run_state.flat_layers(inside)) >= 2,
+        "Layer._flatten_layers": len(runtime.flat_layers(inside)) >= 2,
     }
 
 
