@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpudist_core.certificates.certificate import SAME, Certificate, CertificateMismatch
-from gpudist_core.certificates.fingerprints import Floats, Integers
+from gpudist_core.certificates.certificate import SAME, Certificate, CertificateMismatch, Floats, Integers
 from gpudist_core.checkpoints.exchange import TextExchange
 from gpudist_core.errors import UsageError
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from gpudist_core.checkpoints.items import Item, PerReplica, Sliced, Whole, aggregation_on_read, check_kept
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import shard_of
+from gpudist_core.gradients import shard_of
 from gpudist_core.replicas import Replicas
 
 

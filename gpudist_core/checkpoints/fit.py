@@ -308,7 +308,7 @@ def _is_mutable(value: Any) -> bool:
 
 
 class RestoredEpochs(Protocol):
-    """Describe the epochs that the `fit` of a distributed model iterates: `keras_model.epochs.Epochs`."""
+    """Describe the epochs that the `fit` of a distributed model iterates: `keras_model.sources.Epochs`."""
 
     source: Any
     steps_per_epoch: int | None

@@ -26,7 +26,7 @@ class Opened:
     """
 
     path: Path
-    files: Manifest
+    manifest: Manifest
 
     def assign(self, items: Iterable[Item]) -> None:
         """Assign its values to items that fit."""

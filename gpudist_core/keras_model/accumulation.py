@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import scale
+from gpudist_core.gradients import scale
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.upstream import optimizers

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.pipelines.placing import placed
-from gpudist_core.pipelines.shares import cuts
+from gpudist_core.pipelines.shares import cuts, placed
 from gpudist_core.replicas import Replicas, per_replica, replicas_of
 
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.keras_model import batches
+from gpudist_core.keras_model.callbacks import Logs
 from gpudist_core.keras_model.functions import CountingFunction
-from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.parameter_servers.training import CoordinatedTraining
 from gpudist_core.steps import local

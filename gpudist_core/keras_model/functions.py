@@ -1,4 +1,7 @@
-"""Define the compiled functions behind fit, evaluate and predict."""
+"""Define the compiled functions behind fit, evaluate and predict.
+
+Of a training or evaluation step each replica runs its part as Keras's own `train_step` and `test_step` do.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import contextlib
 import functools
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import all_reduce_all, gathered
+from gpudist_core.gradients import all_reduce_all, gathered
 from gpudist_core.keras_model import batches
-from gpudist_core.keras_model.logs import Logs
+from gpudist_core.keras_model.callbacks import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.strategies.step_timeout import limited
+from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import layers, metrics, randomness, row_means, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
@@ -256,3 +261,54 @@ def _counts_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     if counts not in _counts:
         _counts[counts] = tf.constant(counts, tf.float32)
     return _counts[counts]
+
+
+def train_step(model: Any, data: Any) -> Any:
+    """Train on this replica's examples.
+
+    Args:
+        model: A compiled Keras model.
+        data: (x, y, weight) as Keras packs them.
+
+    Returns:
+        The logs.
+    """
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    with tf.GradientTape() as tape:
+        y_pred = trainer.call(model, x, training=True)
+        loss = row_means.present(trainer.loss_of(model, x, y, y_pred, weight, training=True))
+        # What crosses replicas (synchronized moments, sharded tables) needs the fraction in the gradient's seed.
+        target = row_means.of_all(loss)
+        if model.optimizer is not None:
+            target = model.optimizer.scale_loss(target)
+    _track(model, loss)
+    if model.trainable_weights:
+        weights = model.trainable_weights
+        model.optimizer.apply_gradients(zip(tape.gradient(target, weights), weights, strict=True))
+    else:
+        warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+    return model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def test_step(model: Any, data: Any) -> Any:
+    """Evaluate this replica's examples.
+
+    Args:
+        model: A compiled Keras model.
+        data: (x, y, weight) as Keras packs them.
+
+    Returns:
+        The logs.
+    """
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    y_pred = trainer.call(model, x, training=False)
+    _track(model, trainer.loss_of(model, x, y, y_pred, weight, training=False))
+    return model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def _track(model: Any, loss: Any) -> None:
+    share = shares.current()
+    assert share is not None
+    if loss.shape.rank:  # a value for each row, as `reduction="none"` leaves them
+        loss = row_means.present(tf.reduce_mean(loss))
+    trainer.track_loss(model, loss, share.rows)

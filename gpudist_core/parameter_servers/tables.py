@@ -13,7 +13,7 @@ import tensorflow as tf
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.shares import shares
 from gpudist_core.static import operations
-from gpudist_core.static.initializers import Initializer, check_initializer, uniform
+from gpudist_core.static.sources import Initializer, check_initializer, uniform
 from gpudist_core.upstream import strategies
 
 _PIECE_BYTES = 1 << 26

@@ -14,12 +14,11 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import Unavailable, UsageError
-from gpudist_core.gradients.clipping import Clipping
+from gpudist_core.gradients import Clipping
 from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
-from gpudist_core.parameter_servers.work import Part, WorkerFunction
-from gpudist_core.parameter_servers.workers import Workers, server_lost
+from gpudist_core.parameter_servers.workers import Part, WorkerFunction, Workers, server_lost
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.pipelines.placing import rows_between
+from gpudist_core.pipelines.shares import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
 from gpudist_core.upstream import losses, models, optimizers, patches, randomness, strategies

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.pipelines.hashing import Integers, permutation, words
-from gpudist_core.pipelines.order import BUFFER, BUFFER_REST
+from gpudist_core.pipelines.hashing import BUFFER, BUFFER_REST, Integers, permutation, words
 from gpudist_core.pipelines.sources.access import Rows
 
 

@@ -9,10 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.static.initializers import Initializer, check_initializer, uniform
-from gpudist_core.static.sharded import ShardedTable
-from gpudist_core.static.slicing import allocate, initialize
-from gpudist_core.static.sources import Source
+from gpudist_core.static.sharded import ShardedTable, allocate, initialize
+from gpudist_core.static.sources import Initializer, Source, check_initializer, uniform
 from gpudist_core.values import is_whole
 
 # What keras.layers.Embedding calls them.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from gpudist_core.errors import UsageError
 from gpudist_core.static import context, memory
-from gpudist_core.static.room import check_room
+from gpudist_core.static.memory import check_room
 from gpudist_core.static.sources import Source, exactly, source_of
 from gpudist_core.upstream import static as upstream
 from gpudist_core.values import is_whole

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.gradients import reduction
+from gpudist_core import gradients
 from gpudist_core.static import ShardedTable
 from gpudist_core.upstream import strategies
 
@@ -116,9 +116,9 @@ class Accumulators:
 
     def _table_of(self, variable: Any, kept: Any) -> ShardedTable | None:
         """Return the sharded table of the sums for a sharded variable: each replica adds to its own slice."""
-        if not reduction.is_sharded(variable):
+        if not gradients.is_sharded(variable):
             return None
-        info, shape = reduction.shard_of(variable), list(kept.shape)
+        info, shape = gradients.shard_of(variable), list(kept.shape)
         shape[info.axis] = info.rows
         return ShardedTable(kept, self._strategy, info, tuple(shape))
 

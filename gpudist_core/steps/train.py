@@ -9,15 +9,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gpudist_core import gradients
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients import finite, reduction
-from gpudist_core.gradients.clipping import Clipping
+from gpudist_core.gradients import Clipping
 from gpudist_core.replicas import replicas_of
-from gpudist_core.steps import arguments, local, xla
+from gpudist_core.steps import arguments, local
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.strategies.last_strategy import warn_of_one_device
-from gpudist_core.strategies.step_timeout import limited
+from gpudist_core.strategies.make import warn_of_one_device
+from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import layers, losses, models, optimizers, patches, randomness, row_means
 from gpudist_core.upstream.metrics import make_variables_local
 from gpudist_core.values import check_choice
@@ -130,7 +130,9 @@ class TrainStep:
         if synchronize_batch_norm:
             layers.mark_batch_norm(model)
         self._variables = arguments.checked_variables(variables)
-        self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
+        self._compiled_pass = (
+            local.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
+        )
         models.check_scope(self.strategy, model, optimizer, self.metrics, self._variables)
         make_variables_local(self.strategy, self.metrics)
         with self.strategy.scope():
@@ -307,7 +309,7 @@ class TrainStep:
                 loss += of_variables * total
             if of_inputs is not None:
                 # Its mean over this replica's rows becomes this replica's part of the mean over all rows, in units of weight.
-                loss += of_inputs * tf.cast(share.fraction, loss.dtype) * reduction.all_reduce(total)
+                loss += of_inputs * tf.cast(share.fraction, loss.dtype) * gradients.all_reduce(total)
             target = local.scaled(share, loss, scale)
         return local.Sums(local.unscaled_rows(share, tape.gradient(target, variables), scale), loss, total), y_pred
 
@@ -319,14 +321,14 @@ class TrainStep:
         reported: list[Any] = []
 
         def mean_of_all(grads: list[Any], variables: list[Any]) -> list[Any]:
-            summed, (total, loss, own) = reduction.sum_with(grads, variables, [weight, sums.loss, sums.weight])
+            summed, (total, loss, own) = gradients.sum_with(grads, variables, [weight, sums.loss, sums.weight])
             part = tf.math.reciprocal_no_nan(total)
-            means = checked([reduction.scale(g, part) for g in summed], variables)
+            means = checked([gradients.scale(g, part) for g in summed], variables)
             reported.append(tf.math.divide_no_nan(loss, own))
             return means
 
         with (
-            finite.checking(on=self.check_finite) as checked,
+            gradients.checking_finite(on=self.check_finite) as checked,
             optimizers.reducing(self.optimizer, mean_of_all, self._clip),
         ):
             self.optimizer.apply_gradients(zip(grads, variables, strict=True))
@@ -336,7 +338,7 @@ class TrainStep:
         """Add to the accumulated sums. Only the loss needs the other replicas."""
         assert self._accumulators is not None
         self._accumulators.add(sums.grads, sums.weight)
-        loss, weight = reduction.all_reduce_all([sums.loss, sums.weight])
+        loss, weight = gradients.all_reduce_all([sums.loss, sums.weight])
         return tf.math.divide_no_nan(loss, weight)
 
     def _apply_pending(self) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gpudist_core import gradients
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients import reduction
 from gpudist_core.state import PerThread
 from gpudist_core.upstream import layers, runtime
 from gpudist_core.upstream.patches import Replacements
@@ -140,10 +140,10 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
         parts = [_finite_without_rows(grads[place], share) for place, _ in variables]
         if share.can_meet():
             trace.has_sums = True
-            parts = reduction.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
+            parts = gradients.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
             trace.remember([part for part in parts if part is not None], gradients=True)
             trace.slices |= {
-                id(part): part for part, (_, source) in zip(parts, variables, strict=True) if reduction.is_sharded(source)
+                id(part): part for part, (_, source) in zip(parts, variables, strict=True) if gradients.is_sharded(source)
             }
         else:
             trace.has_parts = True
@@ -161,9 +161,9 @@ def _is_variable(source: Any) -> bool:
 def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
     if gradient is None:
         return None
-    values = reduction.values_of(gradient)
+    values = gradients.values_of(gradient)
     here = tf.cast(tf.minimum(share.rows, 1), values.dtype)
-    return reduction.with_values(gradient, tf.math.multiply_no_nan(values, here))
+    return gradients.with_values(gradient, tf.math.multiply_no_nan(values, here))
 
 
 def _meeting(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.gradients import all_reduce
 from gpudist_core.upstream.patches import Replacements
 
 

@@ -22,9 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gpudist_core import state
+from gpudist_core import gradients, state
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients import clipping, reduction
 from gpudist_core.state import OfOptimizer, PerThread, of_optimizer
 from gpudist_core.upstream import custom_step, patches
 
@@ -90,7 +89,7 @@ def check_slices(optimizer: Any, variables: list[Any]) -> None:
         UsageError: For Lamb and Adafactor, and for variables that Muon does not pass to its AdamW.
     """
     for variable in variables:
-        if reduction.is_sharded(variable) and _looks_at_all(optimizer, variable):
+        if gradients.is_sharded(variable) and _looks_at_all(optimizer, variable):
             raise UsageError(
                 "A sharded table needs an optimizer that updates each element by itself",
                 "Use Adam, Adagrad or SGD. To keep this one for the other variables, make a TrainStep for each, with its "
@@ -117,7 +116,7 @@ def _keep_what_waits(optimizer: Any) -> None:
 
 
 @contextlib.contextmanager
-def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = None) -> Iterator[None]:
+def reducing(optimizer: Any, reduce: Reduce, clip: gradients.Clipping | None = None) -> Iterator[None]:
     """Set, while a step is traced, how this replica's gradients are summed and clipped.
 
     Args:
@@ -215,7 +214,7 @@ def place_of(optimizer: Any, variable: Any) -> int:
 
 
 def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
-    reduce = of_optimizer.of(optimizer).reduce or reduction.sum_over_replicas
+    reduce = of_optimizer.of(optimizer).reduce or gradients.sum_over_replicas
     with _meeting():
         return list(reduce(list(grads), list(variables)))
 
@@ -336,7 +335,7 @@ class _LossScaling(_Base):
         if not is_summed(self):
             grads = _gradients_of_all(self, grads, variables)
         of_optimizer.of(self.inner_optimizer).clip = of_optimizer.of(self).clip
-        super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
+        super()._tf_apply(gradients.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
 
 
 class _Exact(_Base):
@@ -390,13 +389,13 @@ class _Exact(_Base):
             grads = _gradients_of_all(self, grads, trainable_variables)
         # Keras squares the values of a row of a table that stands in a sparse gradient several times each by itself: as often
         # as it was looked up, which depends on the replicas. Keras 2 added them up, as a dense gradient does.
-        grads = [g if g is None else reduction.merge_repeated(g) for g in grads]
+        grads = [g if g is None else gradients.merge_repeated(g) for g in grads]
         if (clip := of_optimizer.of(self).clip) is not None:
             grads = clip(grads, trainable_variables)
         if _overrides(self, "_clip_gradients"):
             grads = self._clip_gradients(grads)
         else:
-            grads = clipping.of_optimizer(self)(grads, trainable_variables)
+            grads = gradients.clipping_of(self)(grads, trainable_variables)
         self._apply_weight_decay(trainable_variables)
         self._backend_update_step(grads, trainable_variables, self.learning_rate)
 

@@ -1,8 +1,10 @@
-"""Extend Keras 3's trainer to take distributed batches, and access what fit and similar methods, and callbacks, keep.
+"""Extend Keras 3's trainer to take distributed batches, and access what fit and similar methods need from it.
 
 Keras 3.15 has these errors on several replicas. `TFEpochIterator` lets tf.distribute split the data. `_maybe_symbolic_build`
 adds the parts of the first batch, which fails if they have different lengths, and on several hosts (keras#20585).
 `reduce_per_replica` averages each replica's value of a metric. `row_means` defines how a replica's numbers count.
+
+Keras's callbacks keep state from epoch to epoch, which a restored fit needs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class NextIterator:
 
     Args:
         make: A function of the arguments of `TFEpochIterator`, by name, that returns an iterator like
-            `keras_model.epochs.Epochs`.
+            `keras_model.sources.Epochs`.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:

@@ -71,7 +71,7 @@ def test_a_step_computes_the_same_fingerprints(on_hosts: OnHosts) -> None:
     def off() -> tuple[float, list[int]]:
         import tensorflow as tf
 
-        from gpudist_core.certificates import fingerprints
+        from gpudist_core.certificates import certificate
 
         random = np.random.default_rng(1)
         dense = [random.normal(size=shape).astype("float32") for shape in ((3, 3, 4, 5), (7,), (), (64, 10))]
@@ -83,10 +83,10 @@ def test_a_step_computes_the_same_fingerprints(on_hosts: OnHosts) -> None:
         @tf.function
         def of_step(step: Any) -> Any:
             sparse = tf.IndexedSlices(tf.constant(values), tf.constant(rows), tf.constant([50, 2, 3]))
-            return fingerprints.projected([*map(tf.constant, dense), sparse], names, step)
+            return certificate.projected([*map(tf.constant, dense), sparse], names, step)
 
         expected = np.array([project(one, name, 3) for one, name in zip([*dense, table], names, strict=True)])
-        batch = tf.function(lambda: fingerprints.examples_in([tf.constant(one) for one in BATCH]))()
+        batch = tf.function(lambda: certificate.examples_in([tf.constant(one) for one in BATCH]))()
         return float(np.abs(of_step(tf.constant(3, tf.int64)).numpy() - expected).max()), batch.numpy().tolist()
 
     ((error, batch),) = on_hosts("1x1", off)

@@ -43,7 +43,7 @@ def trainer() -> dict[str, bool]:
     given: list[set[str]] = []
 
     class Epochs:
-        """What keras_model/epochs.py is to Keras's loops."""
+        """What `keras_model.sources.Epochs` is to Keras's loops."""
 
         num_batches = 2
 
