@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from emulate.cluster import stacks, system
+from emulate.cluster import system, threads
 from emulate.cluster.channel import ANSWER, EVENT, RESULT, Channel
 from emulate.cluster.environ import EnvironmentWatch
 from emulate.cluster.plan import RemoteError
@@ -164,7 +164,7 @@ def _become_a_process_of_its_own(context: HostContext, output: tuple[int, int] |
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     context.directory.mkdir(exist_ok=True)
     _redirect(context.directory, output)
-    stacks.answer_signals(context.directory)
+    threads.answer_signals(context.directory)
     sys.modules["__main__"] = ModuleType("__main__")
     sys.argv[:] = [""]
     if (numpy := sys.modules.get("numpy")) is not None:

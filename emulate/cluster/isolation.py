@@ -1,19 +1,25 @@
-"""Isolate the keeper of a cluster and its hosts: a private network and copy-on-write views of folders."""
+"""Isolate the keeper of a cluster and its hosts: a private network and copy-on-write views of folders.
+
+In a private network hosts have names, as real ones have: a hosts file and a host name of each.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from emulate.cluster import system
+from emulate.cluster.host import HostContext
 from emulate.cluster.links import why_no_devices
 from emulate.cluster.views import Views
+from emulate.errors import Unavailable
 
 
 @dataclass(frozen=True)
@@ -161,3 +167,32 @@ def isolate(capability: Capability, *, network: str | None, folders: tuple[Path,
     isolation.views = Views(directory, in_user_namespace=bool(capability.flags))
     isolation.notes += isolation.views.show(folders, "" if overlay else capability.overlay)
     return isolation
+
+
+_HOSTS = "/etc/hosts"
+
+
+def take_names(context: HostContext, names: Sequence[Sequence[str]]) -> None:
+    """Give this process the name of its host, and let it find all hosts by their names.
+
+    Args:
+        context: This host.
+        names: The names of each host; the last one is the name that the host itself sees.
+
+    Raises:
+        Unavailable: If the hosts have no private network, or the system refuses the mount.
+    """
+    file = context.directory / "hosts"
+    lines = ["127.0.0.1 localhost", *(f"127.0.0.1 {' '.join(own)}" for own in names)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if not context.has_own_network:
+        raise Unavailable(
+            "Hosts with names need a private network. Received: this system refuses one. 'gpudist devices' says why."
+        )
+    try:
+        system.unshare(system.CLONE_NEWNS | system.CLONE_NEWUTS)
+        system.mount("none", "/", None, system.MS_REC | system.MS_PRIVATE)
+        system.mount(str(file), _HOSTS, None, system.MS_BIND)
+        socket.sethostname(names[context.host][-1])
+    except OSError as error:
+        raise Unavailable(f"Hosts with names need a hosts file of their own. Received: {error}.") from None

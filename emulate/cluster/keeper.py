@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from emulate.cluster import host, roles, stacks, system
+from emulate.cluster import host, system, threads
 from emulate.cluster.channel import CONTROL, Channel, Inbox
 from emulate.cluster.isolation import Capability, Isolation, isolate
 from emulate.cluster.links import Links, address
 from emulate.cluster.own_interpreter import run_in_own_interpreter
-from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.plan import FIRST_PORT, ClusterPlan, hold_ports, roles_of, tf_config
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
 from emulate.devices import GpuShare
@@ -57,7 +57,7 @@ class Again:
         return _AGAIN + pickle.dumps(self)
 
 
-_SIGNALS = {b"stacks": stacks.SIGNAL, b"terminate": signal.SIGTERM}
+_SIGNALS = {b"stacks": threads.STACK_SIGNAL, b"terminate": signal.SIGTERM}
 _AGAIN = b"again "
 
 
@@ -125,7 +125,7 @@ class _Keeper:
         self._order = order
         self._plan = order.plan
         self._home = order.plan.directory
-        self._roles = roles.roles_of(order.plan.topology)
+        self._roles = roles_of(order.plan.topology)
         self._hosts: dict[int, int] = {}  # process id: number
         self._isolation = Isolation()
         self._held_ports: list[socket.socket] = []
@@ -133,7 +133,7 @@ class _Keeper:
 
     def run(self, capability: Capability, is_preloaded: bool) -> None:
         system.adopt_orphans()
-        signal.signal(stacks.SIGNAL, signal.SIG_IGN)  # a host that is asked for its stack before it can answer must live
+        signal.signal(threads.STACK_SIGNAL, signal.SIG_IGN)  # a host that is asked for its stack before it can answer must live
         try:
             fds = self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
             self._isolate(capability)
@@ -222,10 +222,10 @@ class _Keeper:
         """Return the addresses and ports of the hosts' servers."""
         numbers = range(len(self._roles))
         if self._links is not None:
-            return [f"{address(number)}:{roles.FIRST_PORT}" for number in numbers]
+            return [f"{address(number)}:{FIRST_PORT}" for number in numbers]
         if self._isolation.own_network:
-            return [f"127.0.0.1:{roles.FIRST_PORT + number}" for number in numbers]
-        self._held_ports = roles.hold_ports(len(self._roles))
+            return [f"127.0.0.1:{FIRST_PORT + number}" for number in numbers]
+        self._held_ports = hold_ports(len(self._roles))
         return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._held_ports]
 
     def _settings(self, places: list[str], number: int, is_preloaded: bool, board: Board) -> host.HostSettings:
@@ -239,7 +239,7 @@ class _Keeper:
             environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(self._home / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
-            tf_config=roles.tf_config(*self._of_virtual_hosts(places), plan.virtual_host or number),
+            tf_config=tf_config(*self._of_virtual_hosts(places), plan.virtual_host or number),
             sets_tf_config=self._plan.sets_tf_config,
             is_preloaded=is_preloaded,
             emulated=plan.emulated,
@@ -252,7 +252,7 @@ class _Keeper:
         topology = self._plan.topology
         if not topology.is_virtual:
             return self._roles, places
-        return ("worker",) * topology.num_hosts, [f"127.0.0.1:{roles.FIRST_PORT + host}" for host in range(topology.num_hosts)]
+        return ("worker",) * topology.num_hosts, [f"127.0.0.1:{FIRST_PORT + host}" for host in range(topology.num_hosts)]
 
     def _gpus_of(self, number: int) -> GpuShare | None:
         """Return the GPUs of a host that trains; None for a chief and for parameter servers."""

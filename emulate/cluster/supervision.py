@@ -1,4 +1,7 @@
-"""Supervise a running cluster: receive events, see hosts end, and end everything."""
+"""Supervise a running cluster: receive events, see hosts end, and end everything.
+
+Faults of its plan that have occurred are tracked, with what is still to be done for the affected hosts.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,21 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-from emulate.cluster import stacks, system
-from emulate.cluster.befallen import Befallen
+from emulate.cluster import system, threads
 from emulate.cluster.channel import ANSWER, CONTROL, EVENT, JOB, LEAVE, RESULT, Channel, Inbox
+from emulate.cluster.checks import Owner
 from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Again
-from emulate.cluster.owner import Owner
-from emulate.cluster.plan import ClusterPlan, HostOutcome
-from emulate.cluster.roles import host_name, roles_of
+from emulate.cluster.plan import ClusterPlan, HostOutcome, host_name, roles_of
 from emulate.cluster.threads import Thread, parse
 from emulate.errors import Unavailable
-from emulate.faults import Fired
+from emulate.faults import Disconnect, Fired, Link, Missing, Stop
 from emulate.pickling import to_bytes
 
 _LOOKS = 4
@@ -290,7 +291,7 @@ class RunningCluster:
 
     def _take_exit(self, number: int, code: int) -> None:
         self._read_host(number)  # what it said before it ended has arrived
-        stack = stacks.of_crash(self.plan.directory / f"host-{number}") if code < 0 else ""
+        stack = threads.stack_of_crash(self.plan.directory / f"host-{number}") if code < 0 else ""
         self._set_outcome(HostOutcome(number, "killed" if code < 0 else "exited", code=code, stack=stack))
         self._pids[number] = 0
 
@@ -353,7 +354,7 @@ class RunningCluster:
 
     def stacks(self) -> dict[int, str]:
         """Return the Python stack of every live host, outermost call first, without frames of gpudist."""
-        shown = {number: stacks.main_thread(dump) for number, dump in self._dumps().items()}
+        shown = {number: threads.main_thread(dump) for number, dump in self._dumps().items()}
         return {number: "(its process is stopped)" if self._is_stopped(number) else stack for number, stack in shown.items()}
 
     def _is_stopped(self, host: int) -> bool:
@@ -363,11 +364,11 @@ class RunningCluster:
         with self._lock:
             live = [number for number, pid in self._pids.items() if pid and number in self._started]
             folders = {number: self.plan.directory / f"host-{number}" for number in live}
-            before = {number: stacks.size(folder) for number, folder in folders.items()}
+            before = {number: threads.size_of_stacks(folder) for number, folder in folders.items()}
             with contextlib.suppress(OSError):
                 self._keeper.send(CONTROL, b"stacks")
             _wait_until_written(folders, before)
-            return {number: stacks.read(folder, before[number]) for number, folder in folders.items()}
+            return {number: threads.read_stacks(folder, before[number]) for number, folder in folders.items()}
 
     def threads(self) -> dict[int, list[Thread]]:
         """Return what the threads of every answering host do."""
@@ -423,7 +424,7 @@ def _wait_until_written(folders: dict[int, Path], before: dict[int, int]) -> Non
     deadline, last = time.monotonic() + 1.0, before
     while time.monotonic() < deadline:
         time.sleep(0.02)
-        now = {number: stacks.size(folder) for number, folder in folders.items()}
+        now = {number: threads.size_of_stacks(folder) for number, folder in folders.items()}
         if now == last and all(now[number] > before[number] for number in now):
             return
         last = now
@@ -433,3 +434,70 @@ def _last_lines(log: Path) -> str:
     with contextlib.suppress(OSError):
         return os.linesep.join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
     return ""
+
+
+_OF_A_LINK = 2
+"""Factor on the time of a cut link. TCP doubles its waits, so it resends after the same time again."""
+
+
+class Befallen:
+    """Track the faults of a cluster through all its restarts.
+
+    Args:
+        plan: With its faults.
+
+    Attributes:
+        fired: What came to pass so far.
+    """
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self._plan = plan
+        self.fired: list[Fired] = []
+        self._before = 0
+        self._stopped: dict[int, float] = {}  # until when
+        self._passes_at = 0.0
+
+    def take(self, host: int, event: Mapping[str, Any]) -> None:
+        """Process a host's report that a fault occurs."""
+        fired = Fired.of(event, self._plan.faults)
+        self.fired.append(fired)
+        if isinstance(fired.fault, Stop):
+            self._stopped[host] = float("inf") if fired.fault.seconds is None else time.monotonic() + fired.fault.seconds
+        if isinstance(fired.fault, (Stop, Disconnect)) and fired.fault.seconds is not None:
+            times = _OF_A_LINK if isinstance(fired.fault, Disconnect) else 1
+            self._passes_at = max(self._passes_at, time.monotonic() + times * fired.fault.seconds)
+
+    def start(self) -> list[int]:
+        """Note that the hosts were started, except for those that a fault keeps from starting."""
+        to_come = self._plan.faults_to_come.items()
+        self.fired += [Fired(number, fault) for number, fault in to_come if isinstance(fault, (Link, Missing))]
+        return [fault.host for _, fault in to_come if isinstance(fault, Missing)]
+
+    def begin_again(self, plan: ClusterPlan) -> None:
+        """Note that the hosts are restarted."""
+        self._plan = plan
+        self._before = len(self.fired)
+        self._stopped.clear()
+        self._passes_at = 0.0
+
+    @property
+    def now(self) -> list[Fired]:
+        """Return the faults that have occurred since the last restart."""
+        return self.fired[self._before :]
+
+    @property
+    def stopped(self) -> list[int]:
+        """Return the hosts that are stopped now."""
+        return list(self._stopped)
+
+    @property
+    def is_passing(self) -> bool:
+        """Return whether a host is stopped, or without its link, for a limited time: hosts that wait for it will continue."""
+        return time.monotonic() < self._passes_at
+
+    def to_continue(self) -> list[int]:
+        """Return the hosts whose stop is over, each once."""
+        over = [host for host, until in self._stopped.items() if time.monotonic() >= until]
+        for host in over:
+            del self._stopped[host]
+        return over

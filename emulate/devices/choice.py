@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emulate.devices.framework import check_tensorflow
-from emulate.devices.inventory import Inventory, find_gpus
-from emulate.devices.kernels import why_not_compiled
-from emulate.devices.lease import is_leased
-from emulate.devices.released import ask_until, patience_now
-from emulate.devices.sharing import MOSTLY_FREE, distinct, is_short, mostly_free, share_out, usable
+from emulate.devices.inventory import Inventory, find_gpus, why_not_compiled
+from emulate.devices.lease import ask_until, is_leased, patience_now
+from emulate.devices.plan import MOSTLY_FREE, distinct, is_short, mostly_free, share_out, usable
 from emulate.errors import Unavailable, UsageError
 from emulate.topology import Topology
+from gpudist_core.installed import unsupported
 
 DEVICES = ("cpu", "gpu", "auto")
 _LIMIT_SECONDS = 120
@@ -234,3 +232,13 @@ def _ask(_visible: str | None) -> dict[str, Any]:
         return {**nothing, "tensorflow_error": (done.stderr.strip().splitlines() or ["it ended"])[-1]}
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer | {"missing": sorted(set(_NOT_LOADED.findall(done.stderr)))}
+
+
+def check_tensorflow() -> None:
+    """Refuse an environment without a supported TensorFlow and Keras.
+
+    Raises:
+        UsageError: When one of them is missing or too old; the text says what to install.
+    """
+    if text := unsupported():
+        raise UsageError(text)

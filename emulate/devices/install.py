@@ -7,16 +7,12 @@ import os
 from emulate.devices import upstream
 from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.config import DeviceAnswers, answer_program
-from emulate.devices.deferred_captures import defer_past_control_flow
+from emulate.devices.fixes import defer_past_control_flow, give_servers_their_gpus, leave_datasets_untuned, sum_in_one_order
 from emulate.devices.gpus import VISIBLE, EmulatedGpus, split_cpu
-from emulate.devices.names import DeviceNames
-from emulate.devices.ordered_sum import sum_in_one_order
+from emulate.devices.names import DeviceNames, translate_placement
 from emulate.devices.physical import PhysicalGpus, hide_gpus
-from emulate.devices.placement import translate_placement
 from emulate.devices.plan import DevicePlan, Note
-from emulate.devices.servers import give_servers_their_gpus
 from emulate.devices.strategies import use_emulated_devices
-from emulate.devices.untuned import leave_datasets_untuned
 from emulate.devices.virtual import install_virtual
 from emulate.errors import UsageError
 from emulate.imports import when_imported

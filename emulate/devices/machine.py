@@ -10,9 +10,8 @@ from typing import Any
 import psutil
 
 from emulate.devices.choice import what_tensorflow_says, why_blind
-from emulate.devices.inventory import MIB, Gpu, Inventory, find_gpus
-from emulate.devices.kernels import about_compiling, why_not_compiled
-from emulate.devices.sharing import share_out
+from emulate.devices.inventory import MIB, Gpu, Inventory, about_compiling, find_gpus, why_not_compiled
+from emulate.devices.plan import share_out
 from emulate.errors import Unavailable
 from emulate.topology import MAX_DEVICES_PER_HOST, MAX_HOSTS, Topology
 from gpudist_core.installed import unsupported

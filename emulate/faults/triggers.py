@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulate.faults.actions import Slowness, inject
-from emulate.faults.board import Board
+from emulate.faults.actions import Board, Slowness, inject
 from emulate.faults.values import AtStep, Fault, Slow
 
 PEER_SECONDS = 60.0

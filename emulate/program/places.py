@@ -1,4 +1,7 @@
-"""Find places in a program's source whose results may come in another order on each host."""
+"""Find places in a program's source whose results may come in another order on each host.
+
+String hashes differ between processes, and the listing order of a folder between disks.
+"""
 
 from __future__ import annotations
 
@@ -76,3 +79,42 @@ def _imported(tree: ast.Module, roots: tuple[Path, ...]) -> Iterator[Path]:
             for root in dict.fromkeys(roots):
                 place = root.joinpath(*name.split("."))
                 yield from (path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())
+
+
+_HASHING = ("set", "frozenset", "hash")
+_VIEWS = ("keys", "items")
+_OPERATIONS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)
+
+
+def hashes(node: ast.expr) -> bool:
+    """Return whether an expression makes a set or asks for a hash."""
+    if isinstance(node, ast.Set):
+        return not all(isinstance(element, ast.Constant) and isinstance(element.value, (int, float)) for element in node.elts)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _HASHING
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, _OPERATIONS) and any(_is_view(side) for side in (node.left, node.right))
+    return isinstance(node, ast.SetComp)
+
+
+def _is_view(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS
+
+
+_LISTING = ("listdir", "scandir", "glob", "iglob", "rglob", "iterdir")
+_WALKED = ("os", "gfile")
+
+
+def lists_a_folder(node: ast.expr) -> bool:
+    """Return whether an expression lists a folder: by os, glob, pathlib or TensorFlow."""
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Name):
+        return node.func.id in _LISTING
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr in _LISTING or (node.func.attr == "walk" and _last_name(node.func.value) in _WALKED)
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -15,10 +15,8 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.program import notebook, source
 from emulate.program.by_value import pickle_by_value
-from emulate.program.folder import package_of, working_directory
-from emulate.program.hashing import hashes
-from emulate.program.listing import lists_a_folder
-from emulate.program.places import places
+from emulate.program.places import hashes, lists_a_folder, places
+from emulate.program.tracebacks import package_of, working_directory
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.imports import when_imported
-from emulate.pytest_plugin.keys import CONTROLLER, DESCRIPTION, HOST, NAME
+from emulate.pytest_plugin.marks import CONTROLLER, DESCRIPTION, HOST, NAME, parametrize
 
 if TYPE_CHECKING:
-    from emulate.pytest_plugin.programs import Programs
+    from emulate.pytest_plugin.fixtures import Programs
     from emulate.topology import Topology
 
 
@@ -47,7 +47,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test for each topology."""
     if metafunc.definition.get_closest_marker(NAME) is not None:
         from emulate.pytest_plugin.controller import expect_tests
-        from emulate.pytest_plugin.marks import parametrize
 
         parametrize(metafunc)
         expect_tests(metafunc.config)

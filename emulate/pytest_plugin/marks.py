@@ -1,15 +1,46 @@
-"""Read `@pytest.mark.topology(...)`: the topologies of a test, and its options."""
+"""Read `@pytest.mark.topology(...)`: the topologies of a test, its options, and where the test runs.
+
+The names that all parts of the plugin use are here, too: the mark, keys of pytest's config, properties of tests.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from emulate.errors import UsageError
-from emulate.pytest_plugin.keys import NAME
 from emulate.topology import Topology
+
+if TYPE_CHECKING:
+    from emulate.pytest_plugin.controller import Controller
+    from emulate.pytest_plugin.host import Host
+    from emulate.pytest_plugin.surroundings import InProcess
+
+NAME = "topology"
+"""Name of the mark."""
+DESCRIPTION = (
+    'topology(shape, ..., strategy="auto", deadline=None, fresh=False): run the test on each of these topologies ("1x4": one '
+    "host with four devices). A test that uses `strategy`, `devices`, `shared_path` or no fixture of gpudist runs on every "
+    "host. With `cluster`, `topology` or `gpudist` alone it runs once, outside of the hosts. Tests of one file share hosts, "
+    "except with fresh=True."
+)
+
+HOST: pytest.StashKey[Host] = pytest.StashKey()
+"""In the config of a pytest that runs on an emulated host."""
+CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
+"""In the config of a pytest that the user started, or a worker of pytest-xdist, once it met a test with a topology."""
+
+IN_PROCESS: pytest.StashKey[InProcess] = pytest.StashKey()
+"""In a test that runs in pytest's own process: its host."""
+
+TOPOLOGY, DEVICE, VERDICT, REASON = "gpudist_topology", "gpudist_device", "gpudist_verdict", "gpudist_reason"
+NOTE = "gpudist_note"
+"""Properties of tests with a topology, as strings: they are in the junit file, and survive pytest-xdist."""
+EMULATED, NO_DEVICE = "emulated", "none"
+
 
 PARAMETER = "_gpudist_topology"
 """Name of the hidden fixture whose parameter is the topology."""
@@ -134,3 +165,39 @@ def topology_of(item: pytest.Item) -> Topology | None:
     callspec = getattr(item, "callspec", None)
     topology = callspec.params.get(PARAMETER) if callspec is not None else getattr(item, "gpudist_topology", None)
     return topology if isinstance(topology, Topology) else None
+
+
+_ON_HOSTS = ("strategy", "devices", "shared_path")
+_BESIDE = ("cluster", "topology", "gpudist")
+
+Place = tuple[Path, Topology]
+"""The test file and the topology whose tests share hosts."""
+
+
+def runs_on_hosts(item: pytest.Item) -> bool:
+    """Return whether the body of a test runs on every host, or once beside them."""
+    names = set(getattr(item, "fixturenames", ()))
+    return bool(names.intersection(_ON_HOSTS)) or not names.intersection(_BESIDE)
+
+
+def hosts_of(item: pytest.Item) -> Topology | None:
+    """Return the topology on whose hosts a test runs; None for a test beside them, or one that is skipped."""
+    topology = topology_of(item)
+    if topology is None or not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
+        return None
+    return topology
+
+
+def place_of(item: pytest.Item) -> Place | None:
+    """Return what a test shares its hosts by; None if it shares none."""
+    topology = hosts_of(item)
+    if topology is None:
+        return None
+    wanted = wanted_by(item)
+    return None if wanted is None or wanted.fresh else (item.path, topology)
+
+
+def nodeid_of(item: pytest.Item) -> str:
+    """Return the node id without the group that pytest-xdist appends."""
+    assert item.parent is not None
+    return f"{item.parent.nodeid}::{item.name}"

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from emulate.pytest_plugin.keys import DEVICE, EMULATED, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.marks import DEVICE, EMULATED, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
 from emulate.pytest_plugin.options import PluginSettings
 
 _SHOWN = 3

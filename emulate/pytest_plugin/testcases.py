@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.errors import UsageError
-from emulate.pytest_plugin.keys import HOST, IN_PROCESS, NAME
+from emulate.pytest_plugin.marks import HOST, IN_PROCESS, NAME, Wanted, is_of_framework, wanted_by
 
 if TYPE_CHECKING:
-    from emulate.pytest_plugin.marks import Wanted
     from emulate.topology import Topology
 
 
@@ -38,8 +37,6 @@ def _is_of_unittest(collector: pytest.Class) -> bool:
 
 
 def _per_topology(test: Any) -> list[Any]:
-    from emulate.pytest_plugin.marks import is_of_framework, wanted_by
-
     wanted = wanted_by(test)
     if wanted is None or is_of_framework(test):
         return [test]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from emulate.pytest_plugin.measuring import CoverageMeasurement
+from emulate.pytest_plugin.others import CoverageMeasurement
 
 # Events of a host.
 REPORT = "gpudist-report"

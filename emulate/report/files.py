@@ -1,14 +1,20 @@
-"""Write report files: complete or not at all, and checked to be writable before the work starts."""
+"""Write report files: complete or not at all, and checked to be writable before the work starts. JSON is strict."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from emulate.errors import Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from emulate.verify.verdict import Verdict
 
 STANDARD_OUTPUT = Path("/dev/stdout")
 _OUR_JSON = rb'\s*\{\s*"schema"\s*:\s*"gpudist\.'
@@ -118,3 +124,13 @@ def _mode_of(path: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def write_json(verdict: Verdict, path: Path) -> None:
+    """Write the verdict; a reader of the file sees all of it or nothing."""
+    write_object(verdict.to_json(), path)
+
+
+def write_object(content: Mapping[str, Any], path: Path) -> None:
+    """Write one JSON object, as a verdict is written."""
+    write_whole(path, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.program import lines_of_traceback
-from emulate.report.json import write_object
+from emulate.report.files import write_object
 from emulate.report.runs import kind_of, last_line
 
 if TYPE_CHECKING:

@@ -2,6 +2,6 @@
 
 from emulate.devices.virtual.hosts import ASKED_FOR_HOST
 from emulate.devices.virtual.install import install_virtual
-from emulate.devices.virtual.sums import in_ring_order
+from emulate.devices.virtual.replicas import in_ring_order
 
 __all__ = ["ASKED_FOR_HOST", "in_ring_order", "install_virtual"]

@@ -7,8 +7,7 @@ from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.plan import DevicePlan, Note
-from emulate.devices.virtual.hosts import stand_for_hosts
-from emulate.devices.virtual.iterators import deal_from_one_iterator
+from emulate.devices.virtual.hosts import deal_from_one_iterator, stand_for_hosts
 from emulate.devices.virtual.replicas import VirtualReplicas
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from emulate.report.chart import ticks_of
+from emulate.report.plan import ticks_of
 from emulate.topology import Topology
 
 if TYPE_CHECKING:

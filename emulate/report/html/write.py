@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.program import hint_for, shorten_traceback
-from emulate.report.faults import outcome
 from emulate.report.files import write_whole
 from emulate.report.html.template import check_libraries, filled, image
-from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, stacks, texts_of
-from emulate.report.table import HEADER, cells
-from emulate.report.terminal import by_design_text, reference_failure, reference_text
+from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, outcome, stacks, texts_of
+from emulate.report.terminal import HEADER, by_design_text, cells, reference_failure, reference_text
 from emulate.report.words import COLOURS, DIVERGES, tensor, where
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def test_enough_gpus_are_taken() -> None:
 @pytest.fixture
 def filled(monkeypatch: pytest.MonkeyPatch) -> Inventory:
     """A machine with four GPUs of which somebody has taken almost all memory, long ago."""
-    monkeypatch.setattr("emulate.devices.released.PATIENCE", 0)
+    monkeypatch.setattr("emulate.devices.lease.PATIENCE", 0)
     # Of this process alone: a lease holds on the whole machine, and another test may have one of GPUs with the usual names.
     found = inventory(*(replace(gpu(k, free=600), uuid=f"GPU-{os.getpid()}-{k}") for k in range(4)))
     monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: found)
@@ -158,8 +158,8 @@ def test_memory_that_a_cluster_gives_back_late_is_waited_for(monkeypatch: pytest
     answers = iter([gpus(4, free=600), gpus(4, free=600), gpus(4)])
     monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: next(answers))
     monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", sees(4))
-    monkeypatch.setattr("emulate.devices.released._PAUSE", 0)
-    monkeypatch.setattr("emulate.devices.released.PATIENCE", 600)
+    monkeypatch.setattr("emulate.devices.lease._PAUSE", 0)
+    monkeypatch.setattr("emulate.devices.lease.PATIENCE", 600)
     GpuLease(["made-up-late"]).close()
     assert choose_device("auto", [FOUR]).kind == "gpu"
 
