@@ -1,6 +1,13 @@
-"""Define the errors that gpudist_core raises on purpose. Each text names the rule, the received value and the fix."""
+"""Define the errors that gpudist_core raises on purpose, and how a preempted run ends.
+
+The text of most names the rule, the received value and the fix.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -28,3 +35,76 @@ WrongUse = UsageError  # the name in 0.1
 
 class Unavailable(RuntimeError):
     """Report something that this machine, or this version of TensorFlow, cannot provide. The text says why and what works."""
+
+
+EXIT_CODE = 75
+
+
+class SaveFailed(RuntimeError):
+    """Report that a checkpoint could not be written.
+
+    Nothing of it is left, earlier ones are intact, and training may continue.
+    """
+
+
+class CheckpointRefused(RuntimeError):
+    """Report that there are checkpoints, but none can be used. The text gives the reason for each."""
+
+
+class FolderInUse(RuntimeError):
+    """Report that another run writes its checkpoints into the folder."""
+
+
+class HostMissing(RuntimeError):
+    """Report that a host did not take part in time in something that all hosts must do together. The text names the host."""
+
+
+class Preempted(SystemExit):
+    """End a run that got a signal: its state is saved on all hosts at the same step, and the exit code is 75.
+
+    It is a `SystemExit`. Uncaught, it ends the process with that code (`EX_TEMPFAIL`, "try again"). `except Exception` does not
+    catch it.
+
+    Args:
+        text: The message.
+        step: The step at which every host stopped.
+        path: The checkpoint to continue from, or None.
+    """
+
+    def __init__(self, text: str, *, step: int, path: Path | None) -> None:
+        super().__init__(text)
+        self.code = EXIT_CODE
+        self.step = step
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Damaged(Exception):
+    """Report that the files of a checkpoint are not what was written."""
+
+
+class Foreign(Exception):
+    """Report that a checkpoint is complete, but belongs to another run."""
+
+
+def refusal(folder: Path, reasons: Mapping[str, str]) -> str:
+    """Return the message for a folder in which no checkpoint can be used.
+
+    Args:
+        folder: The folder.
+        reasons: The reason for each checkpoint, by name, the newest first.
+
+    Returns:
+        The text.
+    """
+    return (
+        f"A checkpoint must be complete and belong to this model. Received: folder={str(folder)!r}, {listed(reasons)}. "
+        "Fix the cause, or use another folder to start from scratch."
+    )
+
+
+def listed(reasons: Mapping[str, Any]) -> str:
+    """Return names and reasons in one line."""
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from emulate.cluster import host, system, threads
 from emulate.cluster.channel import CONTROL, Channel, Inbox
+from emulate.cluster.host import run_in_own_interpreter
 from emulate.cluster.isolation import Capability, Isolation, isolate
 from emulate.cluster.links import Links, address
-from emulate.cluster.own_interpreter import run_in_own_interpreter
 from emulate.cluster.plan import FIRST_PORT, ClusterPlan, hold_ports, roles_of, tf_config
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree

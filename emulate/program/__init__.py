@@ -1,6 +1,5 @@
 """Find the program to verify (a script, a module, a function of one of them, or a callable), and start it in a host."""
 
-from emulate.program.by_value import pickle_by_value
 from emulate.program.lines import (
     described,
     innermost,
@@ -10,7 +9,7 @@ from emulate.program.lines import (
     original,
     users,
 )
-from emulate.program.program import Program
+from emulate.program.program import Program, pickle_by_value
 from emulate.program.tracebacks import hint_for, is_ours, own_traceback, shorten_traceback, trim_traceback, working_directory
 
 __all__ = [

@@ -15,16 +15,6 @@ from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
 from emulate.pytest_plugin.marks import (
-    CONTROLLER,
-    DEVICE,
-    EMULATED,
-    HOST,
-    IN_PROCESS,
-    NO_DEVICE,
-    NOTE,
-    REASON,
-    TOPOLOGY,
-    VERDICT,
     Place,
     Wanted,
     check_places,
@@ -36,7 +26,19 @@ from emulate.pytest_plugin.marks import (
     wanted_by,
 )
 from emulate.pytest_plugin.merge import HostRun, error_report, finished, interrupted, merge, skipped_report, verdict_of
-from emulate.pytest_plugin.options import settings
+from emulate.pytest_plugin.options import (
+    CONTROLLER,
+    DEVICE,
+    EMULATED,
+    HOST,
+    IN_PROCESS,
+    NO_DEVICE,
+    NOTE,
+    REASON,
+    TOPOLOGY,
+    VERDICT,
+    settings,
+)
 from emulate.pytest_plugin.others import CoverageMeasurement, sendable, spare_snapshots, worker_input
 from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
 from emulate.topology import Topology

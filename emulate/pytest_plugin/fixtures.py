@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.pytest_plugin.controller import controller_of
-from emulate.pytest_plugin.marks import DEVICE, EMULATED, HOST, IN_PROCESS, TOPOLOGY, VERDICT, topology_of
+from emulate.pytest_plugin.marks import topology_of
+from emulate.pytest_plugin.options import DEVICE, EMULATED, HOST, IN_PROCESS, TOPOLOGY, VERDICT
 from emulate.topology import Topology
 
 if TYPE_CHECKING:

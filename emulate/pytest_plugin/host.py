@@ -19,7 +19,7 @@ import pytest
 from emulate.errors import UsageError
 from emulate.pool import Reset, before_runtime
 from emulate.pytest_plugin import upstream
-from emulate.pytest_plugin.marks import HOST
+from emulate.pytest_plugin.options import HOST
 from emulate.pytest_plugin.others import Measuring, keep_off
 from emulate.pytest_plugin.surroundings import (
     HostCluster,

@@ -1,46 +1,20 @@
 """Read `@pytest.mark.topology(...)`: the topologies of a test, its options, and where the test runs.
 
-The names that all parts of the plugin use are here, too: the mark, keys of pytest's config, properties of tests.
+One test is made for each topology, also from unittest classes, which pytest does not parametrize.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from emulate.errors import UsageError
+from emulate.pytest_plugin.options import HOST, IN_PROCESS, NAME
 from emulate.topology import Topology
-
-if TYPE_CHECKING:
-    from emulate.pytest_plugin.controller import Controller
-    from emulate.pytest_plugin.host import Host
-    from emulate.pytest_plugin.surroundings import InProcess
-
-NAME = "topology"
-"""Name of the mark."""
-DESCRIPTION = (
-    'topology(shape, ..., strategy="auto", deadline=None, fresh=False): run the test on each of these topologies ("1x4": one '
-    "host with four devices). A test that uses `strategy`, `devices`, `shared_path` or no fixture of gpudist runs on every "
-    "host. With `cluster`, `topology` or `gpudist` alone it runs once, outside of the hosts. Tests of one file share hosts, "
-    "except with fresh=True."
-)
-
-HOST: pytest.StashKey[Host] = pytest.StashKey()
-"""In the config of a pytest that runs on an emulated host."""
-CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
-"""In the config of a pytest that the user started, or a worker of pytest-xdist, once it met a test with a topology."""
-
-IN_PROCESS: pytest.StashKey[InProcess] = pytest.StashKey()
-"""In a test that runs in pytest's own process: its host."""
-
-TOPOLOGY, DEVICE, VERDICT, REASON = "gpudist_topology", "gpudist_device", "gpudist_verdict", "gpudist_reason"
-NOTE = "gpudist_note"
-"""Properties of tests with a topology, as strings: they are in the junit file, and survive pytest-xdist."""
-EMULATED, NO_DEVICE = "emulated", "none"
-
 
 PARAMETER = "_gpudist_topology"
 """Name of the hidden fixture whose parameter is the topology."""
@@ -201,3 +175,78 @@ def nodeid_of(item: pytest.Item) -> str:
     """Return the node id without the group that pytest-xdist appends."""
     assert item.parent is not None
     return f"{item.parent.nodeid}::{item.name}"
+
+
+def multiply(collector: pytest.Class | pytest.Module, report: pytest.CollectReport) -> None:
+    """Put one test for each of its topologies in the place of each test of a class of unittest.
+
+    Args:
+        collector: Whose tests they are.
+        report: What was collected; failed where a mark cannot be meant, or where Python has lost one.
+    """
+    try:
+        _refuse_lost_marks(collector)
+        if isinstance(collector, pytest.Class) and _is_of_unittest(collector):
+            # pytest makes the tests of a unittest class without `pytest_generate_tests`: marks.parametrize never sees them.
+            report.result = [variant for test in report.result or [] for variant in _per_topology(test)]
+    except UsageError as error:
+        report.outcome, report.longrepr, report.result = "failed", str(error), []
+
+
+def _is_of_unittest(collector: pytest.Class) -> bool:
+    from emulate.pytest_plugin import upstream  # what a suite of functions need not import
+
+    return upstream.is_test_case(collector)
+
+
+def _per_topology(test: Any) -> list[Any]:
+    wanted = wanted_by(test)
+    if wanted is None or is_of_framework(test):
+        return [test]
+    return [
+        _class().from_parent(test.parent, name=f"{test.name}[{topology}]", method=test.name, topology=topology, wanted=wanted)
+        for topology in wanted.topologies
+    ]
+
+
+def _refuse_lost_marks(collector: pytest.Class | pytest.Module) -> None:
+    """Refuse a lost mark: a decorator that returns nothing (parameterized.expand) leaves it in place of a test."""
+    for name, value in list(vars(getattr(collector, "obj", None) or object).items()):
+        if isinstance(value, pytest.MarkDecorator) and value.name == NAME and collector.funcnamefilter(name):
+            raise UsageError(
+                f"A mark stands on a test. Received: {collector.nodeid}::{name}, which is only the mark: the decorator below "
+                "it returns no test, or a name like a test's was given to a mark. Write @pytest.mark.topology(...) below "
+                "@parameterized.expand(...), or name the mark otherwise."
+            )
+
+
+@functools.cache
+def _class() -> Any:
+    """Return the class, created at first use, because its base is private to pytest."""
+    from emulate.pytest_plugin import upstream
+
+    class TopologyTestCase(upstream.test_case_function()):  # type: ignore[misc]
+        """Run a unittest test on one topology: `self.topology` and, on hosts, `self.strategy`."""
+
+        def __init__(self, *, method: str, topology: Topology, wanted: Wanted, **more: Any) -> None:
+            self._method = method
+            super().__init__(**more)
+            self.originalname = method
+            self.gpudist_topology = topology
+            self._wanted = wanted
+
+        def _getinstance(self) -> Any:
+            return self.parent.obj(self._method)
+
+        def _getobj(self) -> Any:
+            return getattr(self.instance, self._method)
+
+        def setup(self) -> None:
+            super().setup()
+            if HOST in self.config.stash or IN_PROCESS in self.stash:
+                names = ("topology", *(["strategy"] if self._wanted.strategy is not None else []), "devices")
+                for name in names:
+                    if not hasattr(type(self.instance), name):
+                        setattr(self.instance, name, upstream.fixture_request(self).getfixturevalue(name))
+
+    return TopologyTestCase

@@ -13,14 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from gpudist_core.checkpoints import restoring, saving
-from gpudist_core.checkpoints.errors import CheckpointRefused, Damaged, FolderInUse, Foreign, Preempted, SaveFailed, refusal
 from gpudist_core.checkpoints.files import HasState
 from gpudist_core.checkpoints.fit import CallbackMethods, FollowedFit
 from gpudist_core.checkpoints.folder import IN_USE, Folder
 from gpudist_core.checkpoints.hosts import Hosts, Notice
 from gpudist_core.checkpoints.run import RunParts
 from gpudist_core.checkpoints.saving import Background
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import CheckpointRefused, Damaged, FolderInUse, Foreign, Preempted, SaveFailed, UsageError, refusal
 from gpudist_core.values import is_finite, is_whole
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpudist_core.checkpoints.errors import HostMissing
-from gpudist_core.errors import Unavailable
+from gpudist_core.errors import HostMissing, Unavailable
 
 
 class Store(Protocol):

@@ -22,8 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from gpudist_core.checkpoints.errors import Damaged
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import Damaged, UsageError
 
 BLOCK = 4 << 20
 _ALIGNED_TO = 64

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpudist_core.checkpoints.errors import FolderInUse
+from gpudist_core.errors import FolderInUse
 
 _WHOLE = re.compile(r"step-(\d{8,})")
 _BEGUN, _REPLACED, _ASIDE = ".writing-", ".replaced-", ".set-aside"

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpudist_core.checkpoints.errors import FolderInUse
 from gpudist_core.checkpoints.exchange import HostAgreement, TextExchange, quietly, store_of_job
 from gpudist_core.checkpoints.folder import IN_USE, Folder, Lock
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import FolderInUse, UsageError
 
 _SEEN_WITHIN = 10.0  # seconds until a network file system shows what another host has made
 _GOODBYE = 10.0

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gpudist_core.checkpoints import files
-from gpudist_core.checkpoints.errors import Damaged, Foreign
 from gpudist_core.checkpoints.files import Entry, Manifest
 from gpudist_core.checkpoints.items import Array, Item
+from gpudist_core.errors import Damaged, Foreign
 
 
 @dataclass(frozen=True)

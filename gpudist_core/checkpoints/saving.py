@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gpudist_core.checkpoints import files as manifests
-from gpudist_core.checkpoints.errors import SaveFailed
 from gpudist_core.checkpoints.exchange import TextExchange
 from gpudist_core.checkpoints.files import DataFile, Entry, Manifest
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.items import Array, Item
+from gpudist_core.errors import SaveFailed
 
 Pieces = Sequence[tuple[int, int, Array]]
 

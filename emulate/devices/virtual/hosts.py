@@ -1,6 +1,7 @@
-"""Let one process stand for several hosts: one strategy has the devices of all, and each host has its own input pipeline.
+"""Let one process stand for several hosts, whose replicas take turns.
 
-The batches of virtual replicas are dealt from one iterator, in the order in which TensorFlow deals them to real devices.
+One strategy has the devices of all, and each host has its own input pipeline. The batches of virtual replicas are dealt from
+one iterator, in the order in which TensorFlow deals them to real devices.
 """
 
 from __future__ import annotations
@@ -13,9 +14,49 @@ from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.config import calling_module, is_program
-from emulate.devices.plan import Note
+from emulate.devices.plan import DevicePlan, Note
+from emulate.devices.virtual.replicas import VirtualReplicas
 from emulate.errors import UsageError
 from emulate.imports import when_imported
+
+
+def install_virtual(plan: DevicePlan, note: Note) -> None:
+    """Trace a function given to `Strategy.run` once for all replicas, and deal their batches from one iterator.
+
+    Args:
+        plan: The hosts and devices that the process stands for.
+        note: Told what the report should mention.
+    """
+    run = upstream.mirrored_run()
+    real = run._call_for_each_replica
+
+    @functools.wraps(real)
+    def call_for_each_replica(distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        if tf.executing_eagerly() or len(distribution.extended.worker_devices) == 1:
+            return real(distribution, fn, args, kwargs)
+        return VirtualReplicas(distribution).run(fn, args, kwargs)
+
+    run._call_for_each_replica = call_for_each_replica
+    _number_replicas()
+    deal_from_one_iterator()
+    stand_for_hosts(plan.num_hosts, plan.num_devices, note)
+
+
+def _number_replicas() -> None:
+    """Let the replica that is traced for all take its values from the first of them."""
+    for cls in (upstream.mirrored_extended(), upstream.collective_extended()):
+        real = cls._get_local_replica_id
+
+        @functools.wraps(real)
+        def local(self: Any, number: Any, _real: Any = real) -> Any:
+            import tensorflow as tf
+
+            return 0 if tf.is_tensor(number) else _real(self, number)
+
+        cls._get_local_replica_id = local
+
 
 ASKED_FOR_HOST = "asks-for-host"
 """Code of the note that the program asks for the number of its host."""

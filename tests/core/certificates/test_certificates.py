@@ -13,7 +13,7 @@ import pytest
 
 import gpudist_core as gd
 from gpudist_core.certificates import START, Certificate, CertificateMismatch, Input, Tensor, examples_of, project
-from gpudist_core.certificates.comparison import Fingerprints, StepChecker
+from gpudist_core.certificates.checks import Fingerprints, StepChecker
 from gpudist_core.checkpoints.exchange import TextExchange
 from tests.core.conftest import OnHosts
 

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 
 from gpudist_core.checkpoints import collect, files
 from gpudist_core.checkpoints.checkpoints import check_arguments
-from gpudist_core.checkpoints.errors import Damaged, FolderInUse, HostMissing
 from gpudist_core.checkpoints.exchange import HostAgreement, TextExchange
 from gpudist_core.checkpoints.folder import Folder, Lock
 from gpudist_core.checkpoints.hosts import Notice
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import Damaged, FolderInUse, HostMissing, UsageError
 
 
 class Store:
