@@ -296,7 +296,7 @@ def _hung(follower: Follower, what: str, reason: str) -> Hung:
 
 def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, has_arrived: bool) -> NoReturn:
     name, output = running.name(outcome.host), _last_output(running, outcome.host)
-    expected = _expected(running)
+    expected = "".join(f"A fault was injected: {fired}. " for fired in running.fired)
     after = "" if step is None else f" after step {step}"
     if outcome.error is not None:
         said = f"{outcome.error.kind} on {name}:\n{shorten_traceback(outcome.error.traceback_text)}{output}"
@@ -314,11 +314,6 @@ _ARRIVE = (
     "A host must be able to unpickle a function and its arguments, as it can numbers, NumPy arrays and containers of them, "
     "before it calls it."
 )
-
-
-def _expected(running: RunningCluster) -> str:
-    """Return the message about the faults that have occurred."""
-    return "".join(f"A fault was injected: {fired}. " for fired in running.fired)
 
 
 def _last_output(running: RunningCluster, host: int) -> str:

@@ -155,7 +155,8 @@ class HangJudge:
         if now - self._since < patience:
             return None
         if is_hopeless:
-            return self._describe(live)
+            where = {number: self._where(host) for number, host in enumerate(self._hosts)}
+            return Hang(self._code(live), self._text(where), where)
         self._since = None  # asked again only after as long
         return self._explain(live, cluster)
 
@@ -187,10 +188,6 @@ class HangJudge:
             where[number] = f"{doing}{places[number]}{self._hosts[number].after}"
         code = "python-deadlock" if LOCK in outside.values() else "waits-for-data"
         return Hang(code, self._text(where), dict(sorted(where.items())))
-
-    def _describe(self, live: dict[int, _Host]) -> Hang:
-        where = {number: self._where(host) for number, host in enumerate(self._hosts)}
-        return Hang(self._code(live), self._text(where), where)
 
     def _text(self, where: dict[int, str]) -> str:
         return "; ".join(f"{host_name(self._roles, number)} {what}" for number, what in sorted(where.items()))

@@ -147,11 +147,15 @@ def run(settings: HostSettings, context: HostContext, output: tuple[int, int] | 
         _be_late(settings.faults, context)
         code = _run_entry(settings, context)
         if code == 0 and settings.waits_for_others:
-            _wait_for_others(context._channel.socket)
+            # Stay until all are over: a host that leaves first takes the connections of the others with it.
+            with contextlib.suppress(OSError):
+                context._channel.socket.recv(64)
     except Exception as error:  # our own fault, before the entry ran
         _send_result(context, "raised", RemoteError(type(error).__qualname__, str(error), traceback.format_exc()))
     finally:
-        _flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         os._exit(code)
 
 
@@ -325,18 +329,6 @@ def _pickle_error(error: BaseException) -> bytes | None:
         return to_bytes(error)
     except Exception:  # the text says it all the same
         return None
-
-
-def _wait_for_others(sock: socket.socket) -> None:
-    """Stay until all are over: a host that leaves first takes the connections of the others with it."""
-    with contextlib.suppress(OSError):
-        sock.recv(64)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.host import main; main(int(sys.argv[1]))"

@@ -139,7 +139,9 @@ class _Keeper:
             self._isolate(capability)
             while True:
                 self._fork_hosts(fds, is_preloaded)
-                self._report_ready()
+                hosts = {number: pid for pid, number in self._hosts.items()}
+                isolation = self._isolation
+                self._report({"is": "ready", "hosts": hosts, "isolation": str(isolation), "notes": isolation.notes})
                 again = self._watch()
                 if again is None:
                     break
@@ -150,11 +152,6 @@ class _Keeper:
             end_descendants()
             self._isolation.views.remove()
             remove_tree(self._home / "tmp")
-
-    def _report_ready(self) -> None:
-        hosts = {number: pid for pid, number in self._hosts.items()}
-        isolation = self._isolation
-        self._report({"is": "ready", "hosts": hosts, "isolation": str(isolation), "notes": isolation.notes})
 
     def _begin_again(self, again: Again) -> list[int]:
         """End this life; in the next, network, views and temporary folder are the same, with what was written there."""

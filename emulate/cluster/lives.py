@@ -52,13 +52,10 @@ class Standstill:
         """Return whether this is so now. Call it several times a second."""
         if not any(is_for_ever(fired.fault) for fired in self._cluster.fired_now):
             return False
-        now, used = self._clock(), self._processor_seconds()
+        now, used = self._clock(), sum(self._cluster.cpu_seconds(host) for host in range(len(self._cluster.roles)))
         if self._since is None or used - self._used > _BUSY * max(1.0, now - self._since):
             self._since, self._used = now, used
         return now - self._since >= STANDSTILL
-
-    def _processor_seconds(self) -> float:
-        return sum(self._cluster.cpu_seconds(host) for host in range(len(self._cluster.roles)))
 
 
 def is_for_ever(fault: Fault) -> bool:

@@ -383,7 +383,9 @@ class RunningCluster:
             if self._selector.get_map() is None:
                 return
             if self._is_told_to_leave and "chief" not in self.roles:
-                self._await_leave()
+                deadline = time.monotonic() + self.plan.shutdown_timeout
+                while any(self._pids.values()) and not self._keeper_inbox.is_closed and time.monotonic() < deadline:
+                    self._pump(min(_SLICE, self.plan.shutdown_timeout))
             self._end_keeper()
             if self._echo:
                 self._echo.close()
@@ -396,11 +398,6 @@ class RunningCluster:
             for number in range(len(self.roles)):
                 if all(outcome.host != number for outcome in self.outcomes):
                     self.outcomes.append(HostOutcome(number, "ended"))
-
-    def _await_leave(self) -> None:
-        deadline = time.monotonic() + self.plan.shutdown_timeout
-        while any(self._pids.values()) and not self._keeper_inbox.is_closed and time.monotonic() < deadline:
-            self._pump(min(_SLICE, self.plan.shutdown_timeout))
 
     def _end_keeper(self) -> None:
         """Wait for the keeper's end: its socket closes after its last descendant. Other messages are ignored."""

@@ -294,12 +294,8 @@ def _threads(dump: str) -> list[str]:
 def _shown(block: str) -> str:
     """Return the frames of one thread; empty if there are none."""
     frames = [match for line in reversed(block.splitlines()) if (match := _FRAME.fullmatch(line))]
-    shown = [_show(match) for match in frames if not _is_ours(match["file"])]
+    shown = [_show(match) for match in frames if match["file"] not in _MACHINERY and not match["file"].startswith(_OURS)]
     return "\n".join(shown) if shown else _NOT_IN_THE_PROGRAM if frames else ""
-
-
-def _is_ours(file: str) -> bool:
-    return file in _MACHINERY or file.startswith(_OURS)
 
 
 def _show(match: re.Match[str]) -> str:

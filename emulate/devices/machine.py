@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "cpus": _num_cpus(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_bytes": {"total": memory.total, "available": memory.available},
         "tensorflow": tensorflow["tensorflow"],
         **error,
@@ -120,10 +120,6 @@ def _topologies(inventory: Inventory) -> dict[str, Any]:
         else:
             whole.append(str(topology))
     return {"one_gpu_each": whole, "slices": sliced, "too_large": too_large}
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _hosts_in(available: int) -> int:

@@ -64,18 +64,14 @@ def inject(fault: AtStep, host: int, board: Board) -> None:
     elif isinstance(fault, Stop):  # whoever supervises lets it go on
         os.kill(os.getpid(), signal.SIGSTOP)
     elif isinstance(fault, Preempt):
-        _kill_after(fault.seconds)
+        timer = threading.Timer(fault.seconds, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
         os.kill(os.getpid(), signal.SIGTERM)
     elif isinstance(fault, Disconnect):
         board.disconnect(host, fault.seconds)
     elif isinstance(fault, FillDisk):
         fill_disk()
-
-
-def _kill_after(seconds: float) -> None:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
-    timer.daemon = True
-    timer.start()
 
 
 class Slowness:

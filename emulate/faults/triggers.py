@@ -115,7 +115,7 @@ class Triggers:
         step = self._step_at(site)
         self._arrive("before-all-reduce", step)
         self.known.board.enter(self.known.host, step)
-        if self._is_due("all-reduce", step):
+        if any(fault.phase == "all-reduce" and step >= fault.step for fault in list(self._pending.values())):
             self._await_peer(step)
             self._arrive("all-reduce", step)
 
@@ -135,9 +135,6 @@ class Triggers:
 
     def _step_at(self, site: Site) -> int:
         return self._step if site.is_inside else self._made + 1
-
-    def _is_due(self, phase: str, step: int) -> bool:
-        return any(fault.phase == phase and step >= fault.step for fault in list(self._pending.values()))
 
     def _await_peer(self, step: int) -> None:
         deadline = time.monotonic() + PEER_SECONDS

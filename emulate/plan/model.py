@@ -266,7 +266,8 @@ def draws() -> Draws:
         ratio = (1 + ratio) ** (1 / (_DIMS + 1))
     steps = np.outer(np.arange(1, SAMPLES + 1), ratio ** -np.arange(1.0, _DIMS + 1))
     uniform = np.asarray((0.5 + steps) % 1.0, dtype=np.float64)
-    normal = _standard_normal(uniform)
+    grid = np.linspace(0.0005, 0.9995, 1999)
+    normal = np.asarray(np.interp(uniform, grid, [NormalDist().inv_cdf(p) for p in grid]), dtype=np.float64)
     return Draws(
         straggling=STRAGGLING_MEDIAN * np.exp(STRAGGLING_SPREAD * normal[:, 0]),
         bandwidth=BANDWIDTH_SPREAD * normal[:, 1],
@@ -278,11 +279,6 @@ def draws() -> Draws:
         network=normal[:, 7],
         compute=COMPUTE_SPREAD * normal[:, 8],
     )
-
-
-def _standard_normal(uniform: Floats) -> Floats:
-    grid = np.linspace(0.0005, 0.9995, 1999)
-    return np.asarray(np.interp(uniform, grid, [NormalDist().inv_cdf(p) for p in grid]), dtype=np.float64)
 
 
 def expected_largest(count: int) -> float:

@@ -90,7 +90,8 @@ def _do(job: Job, context: HostContext) -> None:
         os.chdir(context.path(job.cwd))
     reset = Reset() if job.resets else None
     answer = _run(job, context)
-    _flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     context.answer(answer)
     if reset is not None:
         reset.undo()
@@ -155,11 +156,6 @@ def _exit_code(code: Any) -> int:
     return 1
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-
-
 class Reset:
     """Hold the environment, the folders and Keras's dtype policy of a host at one moment, and restore them later."""
 
@@ -177,7 +173,9 @@ class Reset:
         os.chdir(self._cwd)
         tempfile.tempdir = None
         forget_seeds()
-        _clear_sessions()
+        if (keras := sys.modules.get("keras")) is not None:
+            keras.utils.clear_session()
+        upstream.clear_legacy_session()
         if self._policy is not None and _dtype_policy() != self._policy:
             sys.modules["keras"].config.set_dtype_policy(self._policy)
         self._empty_folder()  # last: Keras's session may have held files of it open
@@ -227,13 +225,6 @@ def forget_seeds() -> None:
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
         tensorflow.random.set_seed(None)
         upstream.forget_generator()
-
-
-def _clear_sessions() -> None:
-    """Forget Keras's layer names, default graph and seeds, and collect garbage."""
-    if (keras := sys.modules.get("keras")) is not None:
-        keras.utils.clear_session()
-    upstream.clear_legacy_session()
 
 
 def _dtype_policy() -> Any:

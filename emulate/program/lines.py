@@ -132,15 +132,11 @@ def lines_that_change_state(file: str, line: int) -> list[int]:
     if not around:
         return []
     function = max(around, key=lambda node: node.lineno)
-    outside = _declared(function)
+    named = (node for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal))
+    outside = {name for node in named for name in node.names}
     own = _own_names(function) - outside
     changed = (target for node in ast.walk(function) for target in _changed(node, outside))
     return sorted({target.lineno for target in changed if _owner_of(target) not in own})
-
-
-def _declared(function: Function) -> set[str]:
-    named = (node for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal))
-    return {name for node in named for name in node.names}
 
 
 def _own_names(function: Function) -> set[str]:

@@ -41,19 +41,15 @@ def find_file(text: str, name: str) -> Path:
         )
     if not path.exists():
         raise UsageError(f"A program's file must exist. Received: program={name!r}. {_offer(path.parent, path.name, text)}")
-    path = _behind_stream(path)
+    # /dev/stdin was redirected from a file: each host has another standard input.
+    is_stream = path.is_relative_to("/dev") or path.is_relative_to("/proc")
+    path = Path(os.path.realpath(path)) if is_stream else path
     if not path.is_file():
         raise UsageError(
             f"A program must be a regular file, which each host reads anew. Received: program={name!r}, a pipe or a device. "
             "Write it to a file first."
         )
     return path
-
-
-def _behind_stream(path: Path) -> Path:
-    """Return the file that `/dev/stdin` was redirected from: each host has another standard input."""
-    is_stream = path.is_relative_to("/dev") or path.is_relative_to("/proc")
-    return Path(os.path.realpath(path)) if is_stream else path
 
 
 def _offer(folder: Path, wanted: str, text: str = "") -> str:

@@ -70,23 +70,17 @@ class EventsOfTest:
         elif kind == CAPTURED:
             self.received[host].captured = [Path(path) for path in event["paths"]]
         elif kind == READY:
-            self._take_ready(host)
+            # The time of a test starts when every host that runs it has started pytest and found it.
+            self._ready.add(host)
+            self._allow()
         elif kind == LIMIT:
-            self._take_limit(event["seconds"])
+            # pytest-timeout gives the test so much time.
+            self.deadline = min(self.deadline, event["seconds"])
+            self._allow()
         elif kind == LEAVING:
             self._hurry()
         elif kind == OUTPUT:
-            self._show(host, event["text"])
-
-    def _take_ready(self, host: int) -> None:
-        """Start the time of a test when every host that runs it has started pytest and found it."""
-        self._ready.add(host)
-        self._allow()
-
-    def _take_limit(self, seconds: float) -> None:
-        """Set the time that pytest-timeout gives the test."""
-        self.deadline = min(self.deadline, seconds)
-        self._allow()
+            print("".join(f"[{self._lease.names[host]}] {line}\n" for line in event["text"].splitlines()), end="", flush=True)
 
     def _allow(self) -> None:
         self._lease.allow(self.deadline if len(self._ready) == self._num_hosts else self.deadline + START_SECONDS)
@@ -119,10 +113,6 @@ class EventsOfTest:
         if key not in self._warnings:
             self._warnings.add(key)
             self._config.hook.pytest_warning_recorded.call_historic(kwargs=load_warning(event))
-
-    def _show(self, host: int, text: str) -> None:
-        """Output of a host while it runs, for `-s`."""
-        print("".join(f"[{self._lease.names[host]}] {line}\n" for line in text.splitlines()), end="", flush=True)
 
     def run_of(self, host: int, result: HostResult) -> HostRun:
         """Return how the test ended on one host."""

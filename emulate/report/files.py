@@ -87,7 +87,10 @@ def write_whole(path: Path, text: str) -> None:
 
 def _write_whole(path: Path, text: str) -> None:
     if path == STANDARD_OUTPUT:
-        _write_after_what_was_said(text)
+        # If standard output is a file, opening it again would overwrite its content.
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8"))
+        sys.stdout.buffer.flush()
         return
     if _is_special(path):
         with path.open("a", encoding="utf-8") as file:  # behind /dev/fd/3 there may be a file that others write too
@@ -102,13 +105,6 @@ def _write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def _write_after_what_was_said(text: str) -> None:
-    """Write to standard output itself: if that is a file, opening it again would overwrite its content."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode("utf-8"))
-    sys.stdout.buffer.flush()
 
 
 def _is_special(path: Path) -> bool:

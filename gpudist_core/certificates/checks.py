@@ -27,7 +27,6 @@ from gpudist_core.certificates.certificate import (
     Certificate,
     CertificateMismatch,
     Floats,
-    Input,
     Integers,
     examples_in,
     examples_of,
@@ -335,15 +334,11 @@ def _inputs(certificate: Certificate, replica: int) -> list[Any]:
         dtype = getattr(getattr(value, "dtype", None), "name", None)
         shape = getattr(value, "shape", None)
         if dtype != place.dtype or shape is None or not shape[1:].is_compatible_with(place.shape):
-            raise _other_input(place, dtype, shape)
+            seen, certified = f"'{dtype} {None if shape is None else list(shape)[1:]}'", f"'{place.dtype} {list(place.shape)}'"
+            advice = "The examples have another type or shape than the certified ones."
+            raise CertificateMismatch(0, "examples", f"input {place.position + 1}", seen, certified, 0.0, advice)
         inputs.append(value if shape[1:].is_fully_defined() else tf.ensure_shape(value, [None, *place.shape]))
     return inputs
-
-
-def _other_input(place: Input, dtype: Any, shape: Any) -> CertificateMismatch:
-    seen, certified = f"'{dtype} {None if shape is None else list(shape)[1:]}'", f"'{place.dtype} {list(place.shape)}'"
-    advice = "The examples have another type or shape than the certified ones."
-    return CertificateMismatch(0, "examples", f"input {place.position + 1}", seen, certified, 0.0, advice)
 
 
 def _precision(devices: tuple[str, ...]) -> str:

@@ -42,7 +42,10 @@ def slurm_tasks() -> Tasks | None:
     if missing := [name for name in _STEP if name not in os.environ]:
         raise UsageError("A Slurm step must set all variables of its tasks", _ADVICE, missing=missing)
     rank = _rank(number)
-    addresses = _addresses()
+    # Slurm numbers tasks node by node (--distribution=block).
+    job = os.environ.get("SLURM_JOB_ID", "0")
+    first = 10_000 + int(job) * 16 % 20_000 if job.isdecimal() else 10_000
+    addresses = [f"{node}:{first + i}" for node, tasks in _nodes().items() for i in range(tasks)]
     if len(addresses) != int(number):
         raise _counted_otherwise()
     _check_node(addresses[rank])
@@ -108,12 +111,6 @@ def _rank(number: str) -> int:
     return int(text)
 
 
-def _addresses() -> list[str]:
-    """Return one address for each task. Slurm numbers tasks node by node (--distribution=block)."""
-    first = _first_port()
-    return [f"{node}:{first + i}" for node, tasks in _nodes().items() for i in range(tasks)]
-
-
 def _nodes() -> dict[str, int]:
     """Return the number of tasks on each node of the step, in Slurm's order."""
     try:
@@ -132,11 +129,6 @@ def _counted_otherwise() -> UsageError:
         _ADVICE,
         **{name: os.environ.get(name) for name in names},
     )
-
-
-def _first_port() -> int:
-    job = os.environ.get("SLURM_JOB_ID", "0")
-    return 10_000 + int(job) * 16 % 20_000 if job.isdecimal() else 10_000
 
 
 def _check_node(address: str) -> None:

@@ -272,7 +272,8 @@ class DistributedModel:
             trains = training and not iterators
             if iterators and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
                 data["batch_size"] = None
-            seed = self._gpudist_seed() if trains and shuffle else 0
+            # Arrays have another order in each fit, the same on all hosts.
+            seed = common_seed(self._gpudist_place, state.of_model.of(self).fits) if trains and shuffle else 0
             source = source_of(self._gpudist_place, data, training=trains, seed=seed)
             epochs = Epochs(source, steps_per_epoch, steps_per_execution)
             if trains:
@@ -284,10 +285,6 @@ class DistributedModel:
             return epochs
 
         return make
-
-    def _gpudist_seed(self) -> int:
-        """Return the seed for the order of arrays: another one in each fit, the same on all hosts."""
-        return common_seed(self._gpudist_place, state.of_model.of(self).fits)
 
     def _should_eval(self, epoch: int, validation_freq: Any) -> bool:
         """Return whether Keras's fit validates after an epoch. For its first validation it makes an iterator."""

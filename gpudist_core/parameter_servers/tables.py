@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -168,16 +168,13 @@ def fill(parts: Sequence[Any], values: Initializer) -> None:
     """
     first = 0
     for part in parts:
-        for start, stop in _pieces(part):
+        rows, *rest = part.shape
+        each = max(1, _PIECE_BYTES // max(1, int(np.prod(rest)) * part.dtype.size))
+        for start in range(0, rows, each):
+            stop = min(start + each, rows)
             piece = tf.cast(tf.convert_to_tensor(values(first + start, (stop - start, *part.shape[1:]))), part.dtype)
             part.scatter_update(tf.IndexedSlices(piece, tf.range(start, stop)))
         first += part.shape[0]
-
-
-def _pieces(part: Any) -> Iterator[tuple[int, int]]:
-    rows, *rest = part.shape
-    each = max(1, _PIECE_BYTES // max(1, int(np.prod(rest)) * part.dtype.size))
-    return ((start, min(start + each, rows)) for start in range(0, rows, each))
 
 
 def _variable(shape: tuple[int, ...], dtype: Any, trainable: bool, name: str) -> Any:

@@ -84,7 +84,7 @@ class Mapper:
         is_other = bool(drawn) and _operations(self._traced(row, inputs)) != _operations(self._one)
         _check_draws(self._one, drawn if is_other else [])
         self._in_python = sorted({node.op for node in _nodes(self._one)} & {*_PYTHON})
-        self.spec = _specs_of(self._one.structured_outputs)
+        self.spec = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), self._one.structured_outputs)
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]
         self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
 
@@ -176,10 +176,6 @@ def _tensor(value: Any) -> Any:
     if value is None or isinstance(value, tf.data.Dataset):
         raise UsageError("A map function must return tensors", "Return the components of the example.", value=value)
     return tf.convert_to_tensor(value)
-
-
-def _specs_of(outputs: Any) -> Any:
-    return tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), outputs)
 
 
 def _no_rows(spec: Any) -> Any:

@@ -51,7 +51,8 @@ class Replicated:
     def __init__(self, source: Source, strategy: tf.distribute.Strategy, name: str) -> None:
         self.strategy = strategy
         self.name = name
-        self._first, devices = _devices(strategy)
+        replicas = context.check_strategy(strategy, "gd.replicate")
+        self._first, devices = replicas.first, replicas.devices
         size = int(np.prod(source.shape, dtype=np.int64)) * source.dtype.itemsize
         check_room(dict.fromkeys(devices, size), _TOO_LARGE)
         self.copies = tuple(
@@ -202,11 +203,6 @@ class Replicated:
 
     def __repr__(self) -> str:
         return f"<Replicated {self.name!r} shape={tuple(self.shape)} dtype={self.dtype.name} copies={len(self.copies)}>"
-
-
-def _devices(strategy: tf.distribute.Strategy) -> tuple[int, tuple[str, ...]]:
-    replicas = context.check_strategy(strategy, "gd.replicate")
-    return replicas.first, replicas.devices
 
 
 def replicate(

@@ -148,7 +148,8 @@ def _checked(chunks: Iterable[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
             raise UsageError(
                 "A chunk must have the table's shape, except for the number of rows",
                 "Fix the generator.",
-                **_both(array, shape),
+                chunk=array.shape,
+                shape=shape,
             )
         if start + len(array) > shape[0]:
             raise UsageError(
@@ -164,10 +165,6 @@ def _checked(chunks: Iterable[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
         raise UsageError(
             "The chunks must have as many rows as shape says", "The chunks have fewer rows.", rows=start, shape=shape
         )
-
-
-def _both(array: Array, shape: tuple[int, ...]) -> dict[str, Any]:
-    return {"chunk": array.shape, "shape": shape}
 
 
 Initializer = Callable[[int, tuple[int, ...]], Any]

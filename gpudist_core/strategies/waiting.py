@@ -60,7 +60,7 @@ def wait_for(peers: Mapping[str, str], own_address: str | None, leader: str | No
                 raise Unavailable(_never(missing, peers, timeout_seconds))
             if waited > next_word:
                 next_word = waited + _NEXT_WORD_SECONDS
-                _say(missing, peers, waited)
+                print(f"gpudist_core: waiting {waited:.0f} s for {_listed(missing, peers)}", file=sys.stderr, flush=True)
             time.sleep(pause)
         if leader is not None:
             _let_start(peers[leader])
@@ -125,10 +125,6 @@ def _never(missing: Mapping[str, str], peers: Mapping[str, str], timeout_seconds
         "find out why it stopped), check the addresses and the firewall, or allow more time: "
         "make_strategy(timeout_seconds=...)."
     )
-
-
-def _say(missing: Mapping[str, str], peers: Mapping[str, str], waited: float) -> None:
-    print(f"gpudist_core: waiting {waited:.0f} s for {_listed(missing, peers)}", file=sys.stderr, flush=True)
 
 
 def _listed(missing: Mapping[str, str], peers: Mapping[str, str]) -> str:

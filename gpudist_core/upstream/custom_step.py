@@ -129,7 +129,7 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
         trace, share = _current(), shares.current()
         flat = [] if trace is None else tf.nest.flatten(sources)
-        variables = [(place, source) for place, source in enumerate(flat) if _is_variable(source)]
+        variables = [(place, source) for place, source in enumerate(flat) if isinstance(source, (tf.Variable, keras.Variable))]
         if trace is None or share is None or not variables:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
@@ -152,10 +152,6 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.nest.pack_sequence_as(sources, grads)
 
     return gradient
-
-
-def _is_variable(source: Any) -> bool:
-    return isinstance(source, (tf.Variable, keras.Variable))
 
 
 def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
@@ -278,7 +274,7 @@ def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(assign)
     def direct_assign(self: Any, value: Any) -> Any:
         trace = _current()
-        if trace is not None and _is_for_all(self) and trace.is_of_rows(value):
+        if trace is not None and layers.is_of_rows(self) and not layers.in_call_of_a_layer() and trace.is_of_rows(value):
             warnings.warn(
                 "A custom step must assign the same value to a variable on all replicas. Received: "
                 f"variable={self.path!r}, computed from each replica's own examples. From now on each replica has another "
@@ -289,10 +285,6 @@ def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
         return assign(self, value)
 
     return direct_assign
-
-
-def _is_for_all(variable: Any) -> bool:
-    return layers.is_of_rows(variable) and not layers.in_call_of_a_layer()
 
 
 def _key(value: Any) -> Key:

@@ -151,7 +151,9 @@ def _share_of_loss(
     reduction = standardize_reduction(reduction)
     values = tf.convert_to_tensor(values) if dtype is None else tf.cast(values, dtype)
     if values.shape.rank == 0:
-        return _scalar(share, values)
+        # One number counts as the mean over this replica's examples.
+        warn_of_one_number(share)
+        return values * tf.cast(share.fraction, values.dtype)
     mask = None if mask is None else tf.cast(mask, values.dtype)
     values, weighted = _weigh(values, mask, None if weights is None else tf.cast(weights, values.dtype))
     if reduction in (None, "none"):
@@ -162,12 +164,6 @@ def _share_of_loss(
     by_weight = reduction == "mean_with_sample_weight" and weighted is not None
     count = tf.reduce_sum(weighted) if by_weight else _count(values, mask)
     return tf.math.divide_no_nan(total, all_reduce(tf.stop_gradient(tf.cast(count, values.dtype))))
-
-
-def _scalar(share: shares.Share, value: Any) -> Any:
-    """Treat a loss that is one number as the mean over this replica's examples."""
-    warn_of_one_number(share)
-    return value * tf.cast(share.fraction, value.dtype)
 
 
 def warn_of_one_number(share: shares.Share) -> None:

@@ -68,7 +68,7 @@ def _reducing(of_share: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(values, "shape", None) is not None and values.shape.rank == 0:
             return _weighted_scalar(current[1], values, *args, **kwargs)
         value = of_share(values, *args, **kwargs)
-        return value if value.shape.rank != 0 else _over(value, current[1].fraction)
+        return value if value.shape.rank != 0 else tf.math.divide_no_nan(value, tf.cast(current[1].fraction, value.dtype))
 
     return reduce_weighted_values
 
@@ -100,10 +100,6 @@ def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None,
     for weight in given.values():
         value *= tf.reduce_mean(tf.cast(weight, value.dtype))
     return value
-
-
-def _over(value: Any, fraction: Any) -> Any:
-    return tf.math.divide_no_nan(value, tf.cast(fraction, value.dtype))
 
 
 def present(value: Any) -> Any:

@@ -40,10 +40,14 @@ def page_of(verdict: Verdict) -> str:
     from emulate.report.html import pictures
     from emulate.verify import FACTOR
 
+    told_causes = ToldCauses()
+    # What decides comes first, in the order of the exit codes.
+    decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
+    verdicts = {run.verdict for run in verdict.runs}
     return filled(
         _TEMPLATE,
         verdict=verdict,
-        overall=_overall(verdict),
+        overall=next((word for word in decides if word in verdicts), "unverified"),
         colours=COLOURS,
         diverges=DIVERGES,
         header=HEADER,
@@ -54,7 +58,7 @@ def page_of(verdict: Verdict) -> str:
         hint_for=hint_for,
         shorten_traceback=shorten_traceback,
         least=f"{pictures.LEAST:g}",
-        groups=_groups(verdict),
+        groups=[_group(runs, told_causes) for runs in groups_of(verdict.runs)],
         pictures=[
             {
                 "run": run,
@@ -66,18 +70,6 @@ def page_of(verdict: Verdict) -> str:
             if run.course or run.rows
         ],
     )
-
-
-def _overall(verdict: Verdict) -> str:
-    """Return the deciding verdict, in the order of the exit codes."""
-    decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
-    verdicts = {run.verdict for run in verdict.runs}
-    return next((word for word in decides if word in verdicts), "unverified")
-
-
-def _groups(verdict: Verdict) -> list[dict[str, Any]]:
-    told_causes = ToldCauses()
-    return [_group(runs, told_causes) for runs in groups_of(verdict.runs)]
 
 
 def _group(runs: Sequence[Run], told_causes: ToldCauses) -> dict[str, Any]:

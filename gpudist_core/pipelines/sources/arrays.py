@@ -43,7 +43,7 @@ class ArraySource:
         self.num_rows = int(shapes[0][0])
         if self.num_rows == 0:
             raise UsageError("The data must have at least one example", "Pass arrays with examples.", shapes=shapes)
-        self.spec = tf.nest.pack_sequence_as(arrays, [_row_spec(part) for part in self._parts])
+        self.spec = tf.nest.pack_sequence_as(arrays, [tf.TensorSpec(part.shape[1:], type_of(part)) for part in self._parts])
 
     @property
     def parts(self) -> Rows:
@@ -93,7 +93,3 @@ def _sums(part: Any) -> list[float]:
         return [0.0] * (len(rows) + 1)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], rows.shape[1])
     return [float(np.log(size)), *(rows @ signs / (size * np.sqrt(rows.shape[1]))).tolist()]
-
-
-def _row_spec(part: Any) -> Any:
-    return tf.TensorSpec(part.shape[1:], type_of(part))
