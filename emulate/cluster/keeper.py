@@ -17,9 +17,7 @@ from typing import Any, NoReturn
 
 from emulate.cluster import host, system, threads
 from emulate.cluster.channel import CONTROL, Channel, Inbox
-from emulate.cluster.host import run_in_own_interpreter
-from emulate.cluster.isolation import Capability, Isolation, isolate
-from emulate.cluster.links import Links, address
+from emulate.cluster.isolation import Capability, Isolation, Links, address, isolate
 from emulate.cluster.plan import FIRST_PORT, ClusterPlan, hold_ports, roles_of, tf_config
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
@@ -206,7 +204,7 @@ class _Keeper:
                     os.close(fd)
                 context, output = self._context(number, channel), outputs[number] if outputs else None
                 if self._plan.own_hashes and number:
-                    run_in_own_interpreter(settings, context, output, parent)
+                    host.run_in_own_interpreter(settings, context, output, parent)
                 host.run(settings, context, output, parent)
             self._hosts[pid] = number
         for channel in channels:

@@ -25,7 +25,6 @@ from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Again
 from emulate.cluster.plan import ClusterPlan, HostOutcome, host_name, roles_of
-from emulate.cluster.threads import Thread, parse
 from emulate.errors import Unavailable
 from emulate.faults import Disconnect, Fired, Link, Missing, Stop
 from emulate.pickling import to_bytes
@@ -370,9 +369,9 @@ class RunningCluster:
             _wait_until_written(folders, before)
             return {number: threads.read_stacks(folder, before[number]) for number, folder in folders.items()}
 
-    def threads(self) -> dict[int, list[Thread]]:
+    def threads(self) -> dict[int, list[threads.Thread]]:
         """Return what the threads of every answering host do."""
-        return {number: parse(dump) for number, dump in self._dumps().items()}
+        return {number: threads.parse(dump) for number, dump in self._dumps().items()}
 
     def end(self) -> None:
         """Kill and reap every host and every descendant of theirs; hosts that are over get a moment to leave."""

@@ -1,9 +1,8 @@
 """Inject faults into a host (kill, stop, preempt, slow, disconnect, fill-disk, missing, late) or the links between hosts."""
 
-from emulate.faults.actions import Board, check_disk
 from emulate.faults.hooks import install
 from emulate.faults.text import check_fired, check_for, needs_links, never_fired, parse, parse_all
-from emulate.faults.triggers import HostFaults
+from emulate.faults.triggers import Board, HostFaults, check_disk
 from emulate.faults.values import (
     EXAMPLES,
     KINDS,

@@ -20,7 +20,6 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.program import notebook, source
-from emulate.program.places import hashes, lists_a_folder, places
 from emulate.program.tracebacks import package_of, working_directory
 
 
@@ -148,16 +147,16 @@ class Program:
 
     def hash_places(self) -> list[str]:
         """Return where its own source makes sets or asks for hashes: `train.py, line 9`, each."""
-        return self._places(hashes)
+        return self._places(source.hashes)
 
     def listing_places(self) -> list[str]:
         """Return where its own source lists folders."""
-        return self._places(lists_a_folder)
+        return self._places(source.lists_a_folder)
 
     def _places(self, is_one: Callable[[ast.expr], bool]) -> list[str]:
         file = self.file or self.written
         roots = (self.cwd, *([self.import_root] if self.import_root else []))
-        return [] if file is None else places(file, roots, is_one)
+        return [] if file is None else source.places(file, roots, is_one)
 
     @property
     def imports(self) -> tuple[str, ...]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from gpudist_core.checkpoints import restoring, saving
+from gpudist_core.checkpoints import saving
 from gpudist_core.checkpoints.files import HasState
 from gpudist_core.checkpoints.fit import CallbackMethods, FollowedFit
 from gpudist_core.checkpoints.folder import IN_USE, Folder
 from gpudist_core.checkpoints.hosts import Hosts, Notice
-from gpudist_core.checkpoints.run import RunParts
-from gpudist_core.checkpoints.saving import Background
+from gpudist_core.checkpoints.run import Opened, RunParts, open_checked
 from gpudist_core.errors import CheckpointRefused, Damaged, FolderInUse, Foreign, Preempted, SaveFailed, UsageError, refusal
 from gpudist_core.values import is_finite, is_whole
 
@@ -124,7 +123,7 @@ class Checkpoints(CallbackMethods):
         self._run = RunParts(model, optimizer, pipeline, step, dict(extra or {}), strategy)
         self._hosts: Hosts | None = None
         self._notice: Notice | None = None
-        self._background = Background()
+        self._background = saving.Background()
         self._failure: BaseException | None = None
         self._has_looked = False
         self._is_writer = False
@@ -403,13 +402,11 @@ class Checkpoints(CallbackMethods):
             other.wait()
         return other
 
-    def _try(self, step: int, items: list[Any]) -> tuple[restoring.Opened | None, str]:
+    def _try(self, step: int, items: list[Any]) -> tuple[Opened | None, str]:
         """Open a checkpoint on all hosts. If one host cannot use it, no host does."""
         opened, reason = None, ""
         try:
-            opened = restoring.open_checked(
-                self._folder.of(step), items, [*self._run.stateful(), *(["fit"] if self._fit else [])]
-            )
+            opened = open_checked(self._folder.of(step), items, [*self._run.stateful(), *(["fit"] if self._fit else [])])
         except (Damaged, Foreign, OSError) as error:
             reason = str(error)
         assert self._hosts is not None
@@ -417,7 +414,7 @@ class Checkpoints(CallbackMethods):
         reasons_by_host = [f"on host {host} {text}" if len(reasons) > 1 else text for host, text in enumerate(reasons) if text]
         return (None, ", ".join(reasons_by_host)) if reasons_by_host else (opened, "")
 
-    def _take(self, opened: restoring.Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
+    def _take(self, opened: Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
         if self._fit is not None:
             self._fit.read_over(opened)
         self._run.restore(opened, items)

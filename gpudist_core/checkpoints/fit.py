@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from gpudist_core import state
 from gpudist_core.checkpoints.files import has_state
-from gpudist_core.checkpoints.restoring import Opened
-from gpudist_core.checkpoints.run import RunParts
+from gpudist_core.checkpoints.run import Opened, RunParts
 from gpudist_core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpudist_core.checkpoints import files as manifests
 from gpudist_core.checkpoints.exchange import TextExchange
-from gpudist_core.checkpoints.files import DataFile, Entry, Manifest
+from gpudist_core.checkpoints.files import DataFile, Entry, Manifest, write_json, write_manifest
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.items import Array, Item
 from gpudist_core.errors import SaveFailed
@@ -135,7 +134,7 @@ def _write_part(snapshot: Snapshot, path: Path, host: int) -> int:
         data.abandon()
         raise
     described = {name: entry.as_json() for name, entry in entries.items() if entry.pieces}
-    return manifests.write_json(_part(path, host), {"arrays": described, "own": snapshot.own})
+    return write_json(_part(path, host), {"arrays": described, "own": snapshot.own})
 
 
 def _part(path: Path, host: int) -> Path:
@@ -160,7 +159,7 @@ def _finish(snapshot: Snapshot, folder: Folder, parts: Sequence[int], keep: int)
             before = entries[name].pieces if name in entries else ()
             entries[name] = Entry(entry.shape, entry.dtype, entry.axis, (*before, *entry.pieces))
     states = {**snapshot.states, "hosts": [part["own"] for part in parts_of_hosts]}
-    manifests.write_manifest(path, Manifest(snapshot.step, entries, states, snapshot.info))
+    write_manifest(path, Manifest(snapshot.step, entries, states, snapshot.info))
     for host in range(len(parts)):
         _part(path, host).unlink()
     for step in folder.steps():

@@ -24,7 +24,7 @@ from gpudist_core.keras_model.callbacks import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
 from gpudist_core.strategies.waiting import limited
-from gpudist_core.upstream import layers, metrics, randomness, row_means, trainer
+from gpudist_core.upstream import layers, randomness, row_means, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -156,7 +156,7 @@ class BatchFunction(CountingFunction):
         self._plan = {name: remembered[id(value)][1:] for name, value in outputs.items() if id(value) in remembered}
         values = {name: value for name, value in outputs.items() if name not in self._plan}
         for name, value in values.items():
-            metrics.warn_of_integers(name, value)
+            row_means.warn_of_integers(name, value)
         return {name: row_means.of_log(value) for name, value in values.items()}
 
 

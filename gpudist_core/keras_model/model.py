@@ -23,7 +23,7 @@ from gpudist_core.pipelines import Pipeline
 from gpudist_core.static import table_of
 from gpudist_core.strategies.make import warn_of_one_device
 from gpudist_core.upstream import layers, models, optimizers, patches, randomness, strategies, trainer
-from gpudist_core.upstream.metrics import make_variables_local
+from gpudist_core.upstream.row_means import make_variables_local
 from gpudist_core.values import check_choice, is_whole
 
 Model = TypeVar("Model")

@@ -16,14 +16,12 @@ import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model import batches
-from gpudist_core.keras_model.batches import Placed
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.pipelines.cross_host_check import Alike, digest_of, of_first_host
 from gpudist_core.pipelines.distributed import Distributed
 from gpudist_core.pipelines.hashing import words
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import datasets, trainer
-from gpudist_core.upstream.trainer import epoch_item
 
 
 class _Source:
@@ -300,12 +298,12 @@ class Epochs:
             self.first_step = self.first_step or (0 if self.steps_per_epoch else self.source.first)
             number = self.source.num_batches
             left = None if number is None else number - self.source.first
-            self._iterator = _Batches(map(Placed, self.source.epoch()), left)
+            self._iterator = _Batches(map(batches.Placed, self.source.epoch()), left)
         self.step, self.first_step = self.first_step, 0
         stop = self.steps_per_epoch or self.source.num_batches
         while stop is None or self.step < stop:
             step, self.step = self.step, self.step + self._stride
-            yield epoch_item(step, step + self._stride - 1, self._iterator)
+            yield trainer.epoch_item(step, step + self._stride - 1, self._iterator)
             if self.steps_per_epoch and self._iterator.has_ended:  # within a call of several batches, which Keras does not tell
                 self._run_out()
                 return

@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core import gradients
-from gpudist_core.gradients import Clipping
+from gpudist_core.gradients import Clipping, checking_finite, scale
 from gpudist_core.parameter_servers.workers import Part, sendable
 from gpudist_core.upstream import optimizers
 
@@ -76,15 +75,15 @@ class Updates:
         units = tf.math.divide_no_nan(whole["weight"], whole["rows"])
         shapes = [v.shape for v in self._variables]
         grads, own = ([_gradient(*pair) for pair in zip(whole[name], shapes, strict=True)] for name in ("grads", "own_grads"))
-        together = [_together(g, gradients.scale(o, units)) for g, o in zip(grads, own, strict=True)]
+        together = [_together(g, scale(o, units)) for g, o in zip(grads, own, strict=True)]
         return {"grads": sendable(together), "loss": whole["loss"] + whole["own_loss"] * units, "weight": whole["weight"]}
 
     def _update(self, part: Part) -> None:
         factor = tf.math.reciprocal_no_nan(part["weight"])
         sums = [_gradient(g, v.shape) for g, v in zip(part["grads"], self._variables, strict=True)]
-        grads = [gradients.scale(g, factor) for g in sums]
+        grads = [scale(g, factor) for g in sums]
         with (
-            gradients.checking_finite(on=self._check_finite) as checked,
+            checking_finite(on=self._check_finite) as checked,
             optimizers.reducing(self._optimizer, lambda summed, _: summed, self._clip),
         ):
             grads = checked(grads, self._variables)

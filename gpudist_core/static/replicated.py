@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from gpudist_core.errors import UsageError
 from gpudist_core.static import context, memory
-from gpudist_core.static.memory import check_room
 from gpudist_core.static.sources import Source, exactly, source_of
 from gpudist_core.upstream import static as upstream
 from gpudist_core.values import is_whole
@@ -54,7 +53,7 @@ class Replicated:
         replicas = context.check_strategy(strategy, "gd.replicate")
         self._first, devices = replicas.first, replicas.devices
         size = int(np.prod(source.shape, dtype=np.int64)) * source.dtype.itemsize
-        check_room(dict.fromkeys(devices, size), _TOO_LARGE)
+        memory.check_room(dict.fromkeys(devices, size), _TOO_LARGE)
         self.copies = tuple(
             upstream.plain_variable(
                 functools.partial(memory.zeros, source.shape, source.dtype, device), device=device, name=name

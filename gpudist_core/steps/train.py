@@ -12,14 +12,13 @@ import tensorflow as tf
 from gpudist_core import gradients
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients import Clipping
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import arguments, local
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.strategies.make import warn_of_one_device
 from gpudist_core.strategies.waiting import limited
-from gpudist_core.upstream import layers, losses, models, optimizers, patches, randomness, row_means
-from gpudist_core.upstream.metrics import make_variables_local
+from gpudist_core.upstream import layers, losses, models, optimizers, patches, randomness
+from gpudist_core.upstream.row_means import counting, make_variables_local
 from gpudist_core.values import check_choice
 
 
@@ -125,7 +124,7 @@ class TrainStep:
         self._loss = losses.per_example_function(per_example_loss)
         if self._replicas.total > 1:
             losses.check_rows(per_example_loss)
-        self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
+        self._clip = gradients.Clipping(clip_norm, clip_global_norm, clip_value)
         self._synchronizes = synchronize_batch_norm
         if synchronize_batch_norm:
             layers.mark_batch_norm(model)
@@ -293,7 +292,7 @@ class TrainStep:
 
     def _count(self, y: Any, y_pred: Any, weight: Any) -> None:
         """Update the metrics with one replica's examples. A loss that is one number for a batch is the mean over them."""
-        with row_means.counting(tapes=False):
+        with counting(tapes=False):
             for metric in self.metrics:
                 metric.update_state(y, y_pred, sample_weight=weight)
 

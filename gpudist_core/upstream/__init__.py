@@ -49,7 +49,7 @@ Keras: layers and variables
     keras.src.saving.object_registration.GLOBAL_CUSTOM_NAMES: the same for a class of the user (patches)
     keras.src.backend.Variable._direct_assign: values of all replicas (custom_step, layers, strategies)
     keras.src.backend.Variable._initialize_with_initializer: a variable made in a step starts as elsewhere (layers)
-    keras.src.backend.Variable._value: the variable itself, without a cast (layers, metrics)
+    keras.src.backend.Variable._value: the variable itself, without a cast (layers, row_means)
     keras.src.backend.common.global_state.get_global_attribute: whether a layer is called; a seed (layers, runtime)
     keras.src.backend.common.symbolic_scope.in_symbolic_scope: whether Keras asks for shapes only (static)
     keras.src.backend.compute_output_spec: variables of a model that was not called (trainer)
@@ -82,7 +82,7 @@ Keras: losses and metrics
     keras.src.losses.losses.LossFunctionWrapper: a loss of a function (losses)
     keras.src.losses.losses.LossFunctionWrapper._fn_kwargs: whether it joins examples (losses)
     keras.src.metrics.reduction_metrics.Mean.update_state: a scalar counts as a mean over examples (row_means)
-    keras.src.metrics.reduction_metrics.MeanMetricWrapper._fn: whether a metric has a value for each example (metrics)
+    keras.src.metrics.reduction_metrics.MeanMetricWrapper._fn: whether a metric has a value for each example (row_means)
 Keras: optimizers
     keras.optimizers.LossScaleOptimizer._tf_apply: one check of all replicas' gradients (optimizers)
     keras.optimizers.Muon._should_use_adamw since Keras 3.10: whether an update needs the whole table (optimizers)

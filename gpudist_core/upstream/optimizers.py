@@ -24,12 +24,11 @@ import tensorflow as tf
 
 from gpudist_core import gradients, state
 from gpudist_core.errors import UsageError
-from gpudist_core.state import OfOptimizer, PerThread, of_optimizer
 from gpudist_core.upstream import custom_step, patches
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
-_summed: PerThread[frozenset[int]] = PerThread(frozenset())
+_summed: state.PerThread[frozenset[int]] = state.PerThread(frozenset())
 
 
 def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
@@ -49,8 +48,8 @@ def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         exact_optimizer(inner, strategy)
-        of_optimizer.of(inner).is_reduced = True
-    if not of_optimizer.of(optimizer).is_exact:
+        state.of_optimizer.of(inner).is_reduced = True
+    if not state.of_optimizer.of(optimizer).is_exact:
         if inner is None and optimizer.built:
             take_over_sums(optimizer)
         patches.mix_in(optimizer, _Exact if inner is None else _LossScaling)
@@ -108,7 +107,7 @@ def _looks_at_all(optimizer: Any, variable: Any) -> bool:
 
 def _keep_what_waits(optimizer: Any) -> None:
     """Take from Keras what it would do inside a `cond`, where replicas cannot meet (`merge_call called while defining ...`)."""
-    kept = of_optimizer.of(optimizer)
+    kept = state.of_optimizer.of(optimizer)
     kept.is_exact, kept.accumulate = True, optimizer.gradient_accumulation_steps
     kept.overwrite = getattr(optimizer, "ema_overwrite_frequency", None)
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
@@ -125,7 +124,7 @@ def reducing(optimizer: Any, reduce: Reduce, clip: gradients.Clipping | None = N
             replicas.
         clip: Clipping before the optimizer's own.
     """
-    kept = of_optimizer.of(optimizer)
+    kept = state.of_optimizer.of(optimizer)
     kept.reduce, kept.clip = reduce, clip
     try:
         yield
@@ -191,8 +190,8 @@ def accumulate_by(optimizer: Any, accumulation: Any) -> None:
     _kept_inside(optimizer).accumulation = accumulation
 
 
-def _kept_inside(optimizer: Any) -> OfOptimizer:
-    return of_optimizer.of(getattr(optimizer, "inner_optimizer", optimizer))
+def _kept_inside(optimizer: Any) -> state.OfOptimizer:
+    return state.of_optimizer.of(getattr(optimizer, "inner_optimizer", optimizer))
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -214,7 +213,7 @@ def place_of(optimizer: Any, variable: Any) -> int:
 
 
 def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
-    reduce = of_optimizer.of(optimizer).reduce or gradients.sum_over_replicas
+    reduce = state.of_optimizer.of(optimizer).reduce or gradients.sum_over_replicas
     with _meeting():
         return list(reduce(list(grads), list(variables)))
 
@@ -248,7 +247,7 @@ def _overrides(optimizer: Any, name: str) -> bool:
 
 def is_summed(optimizer: Any) -> bool:
     """Return whether the optimizer's gradients are already summed over all replicas."""
-    kept = of_optimizer.known(optimizer)
+    kept = state.of_optimizer.known(optimizer)
     if kept is None or not (kept.is_exact or kept.is_reduced):
         return False
     return kept.is_reduced or id(optimizer) in _summed.value or custom_step.are_gradients_summed()
@@ -316,7 +315,7 @@ class _Base:
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
-        kept = of_optimizer.known(self)
+        kept = state.of_optimizer.known(self)
         if kept is None or not kept.is_exact:
             return config
         asked = {"gradient_accumulation_steps": kept.accumulate, "ema_overwrite_frequency": kept.overwrite}
@@ -334,7 +333,7 @@ class _LossScaling(_Base):
             accumulation.check_none_was_skipped()
         if not is_summed(self):
             grads = _gradients_of_all(self, grads, variables)
-        of_optimizer.of(self.inner_optimizer).clip = of_optimizer.of(self).clip
+        state.of_optimizer.of(self.inner_optimizer).clip = state.of_optimizer.of(self).clip
         super()._tf_apply(gradients.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
 
 
@@ -352,7 +351,7 @@ class _Exact(_Base):
     @property
     def iterations(self) -> Any:
         """Return the number of updates: Keras counts batches, and divides if it accumulates itself."""
-        kept = of_optimizer.of(self)
+        kept = state.of_optimizer.of(self)
         return self._iterations if kept.accumulation is None else self._iterations // kept.accumulate
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -390,7 +389,7 @@ class _Exact(_Base):
         # Keras squares the values of a row of a table that stands in a sparse gradient several times each by itself: as often
         # as it was looked up, which depends on the replicas. Keras 2 added them up, as a dense gradient does.
         grads = [g if g is None else gradients.merge_repeated(g) for g in grads]
-        if (clip := of_optimizer.of(self).clip) is not None:
+        if (clip := state.of_optimizer.of(self).clip) is not None:
             grads = clip(grads, trainable_variables)
         if _overrides(self, "_clip_gradients"):
             grads = self._clip_gradients(grads)
@@ -412,7 +411,7 @@ def _counts_here() -> bool:
 
 def _overwrite(optimizer: Any) -> None:
     """Replace the variables by their averages every n steps, by value: collectives do not work inside a `cond`."""
-    every = of_optimizer.of(optimizer).overwrite
+    every = state.of_optimizer.of(optimizer).overwrite
     if not every:
         return
     now = tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0)

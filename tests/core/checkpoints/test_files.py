@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudist_core.checkpoints import collect, files
+from gpudist_core.checkpoints import files, items
 from gpudist_core.checkpoints.checkpoints import check_arguments
 from gpudist_core.checkpoints.exchange import HostAgreement, TextExchange
 from gpudist_core.checkpoints.folder import Folder, Lock
@@ -51,12 +51,12 @@ class Store:
 
 
 def test_names_do_not_depend_on_how_many_models_came_before() -> None:
-    numbered = collect.Numbered()
+    numbered = items.Numbered()
     assert [numbered(p) for p in ("sequential_3/dense_7/kernel", "sequential_3/dense_9/kernel")] == [
         "sequential/dense/kernel",
         "sequential/dense_1/kernel",
     ]
-    assert collect.unique(["a", "b", "a"]) == ["a", "b", "a#2"]
+    assert items.unique(["a", "b", "a"]) == ["a", "b", "a#2"]
 
 
 def test_a_slot_is_named_for_its_variable() -> None:
@@ -64,7 +64,7 @@ def test_a_slot_is_named_for_its_variable() -> None:
         path = "adam_2/sequential_1_dense_4_kernel_momentum"
 
     model = {"sequential_1/dense_4/kernel": "sequential/dense/kernel"}
-    assert collect.unique_names_of_slots([Slot()], model, collect.Numbered()) == ["adam/sequential/dense/kernel/momentum"]
+    assert items.unique_names_of_slots([Slot()], model, items.Numbered()) == ["adam/sequential/dense/kernel/momentum"]
 
 
 @given(st.binary(min_size=1, max_size=300), st.integers(0, 10_000))

@@ -165,7 +165,7 @@ def _counted() -> dict[str, float]:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.upstream import metrics
+    from gpudist_core.upstream import row_means
 
     where = tf.distribute.MirroredStrategy()
 
@@ -173,7 +173,7 @@ def _counted() -> dict[str, float]:
         with where.scope():
             metric = keras.metrics.Mean()
         if make_local:
-            metrics.make_variables_local(where, [metric])
+            row_means.make_variables_local(where, [metric])
         step = tf.function(lambda: where.run(lambda: metric.update_state(tf.ones([])) and None), autograph=False)
         for _ in range(3):
             step()
