@@ -1,13 +1,18 @@
-"""Define the errors that gpudist_core raises on purpose, and how a preempted run ends.
+"""Define the errors that gpudist_core raises on purpose, and check numbers that a user passes.
 
-The text of most names the rule, the received value and the fix.
+The text of most errors names the rule, the received value and the fix. Numbers are Python's or NumPy's, but no bool. A
+preempted run ends by an error, too.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+import numpy as np
 
 
 class UsageError(ValueError):
@@ -108,3 +113,49 @@ def refusal(folder: Path, reasons: Mapping[str, str]) -> str:
 def listed(reasons: Mapping[str, Any]) -> str:
     """Return names and reasons in one line."""
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+
+def is_whole(value: Any, least: float = -math.inf) -> TypeGuard[int]:
+    """Return whether a value is an integer that is at least `least`."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_finite(value: Any, least: float = -math.inf) -> TypeGuard[float]:
+    """Return whether a value is a finite number that is at least `least`."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= least
+
+
+def check_choice(possible: tuple[str, ...], **argument: str) -> None:
+    """Refuse an argument that is none of the possible ones.
+
+    Args:
+        possible: The possible values.
+        **argument: The value, under its name.
+
+    Raises:
+        UsageError: If it is another one.
+    """
+    [(name, value)] = argument.items()
+    if value not in possible:
+        raise UsageError(f"{name} must be {' or '.join(map(repr, possible))}", **argument)
+
+
+def in_type(values: Any, kind: Any) -> Any:
+    """Convert an array to another dtype if that dtype can hold all its values.
+
+    An integer dtype cannot hold 0.5, and int8 cannot hold 300. Floats are rounded.
+
+    Args:
+        values: An array.
+        kind: The NumPy dtype; `object` for strings.
+
+    Returns:
+        The converted array (the same object if the dtype is equal), or None if the dtype cannot hold all values.
+    """
+    if kind is object:
+        return values if all(isinstance(value, (str, bytes)) for value in values.flat) else None
+    if values.dtype.kind in "OSUM" or (values.dtype.kind == "c" and np.dtype(kind).kind != "c"):
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = values.astype(kind, copy=False)
+        return converted if converted is values or converted.dtype.kind not in "iub" or (converted == values).all() else None

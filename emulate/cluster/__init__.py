@@ -1,6 +1,5 @@
 """Run hosts as processes: the pre-loaded parent that forks them, their isolation, supervision and end."""
 
-from emulate.cluster.checks import Owner, check_function, check_time_limit, checked_environment
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.gpus import ask_before_waiting
@@ -19,7 +18,17 @@ from emulate.cluster.lives import (
     patience_after,
 )
 from emulate.cluster.parent import Preload
-from emulate.cluster.plan import FIRST_PORT, ClusterPlan, HostOutcome, RemoteError, roles_of
+from emulate.cluster.plan import (
+    FIRST_PORT,
+    ClusterPlan,
+    HostOutcome,
+    Owner,
+    RemoteError,
+    check_function,
+    check_time_limit,
+    checked_environment,
+    roles_of,
+)
 from emulate.cluster.sigterm import first_sigterm
 from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.threads import Thread, waits_for

@@ -20,11 +20,10 @@ from types import TracebackType
 from typing import final
 
 from emulate.cluster.channel import CONTROL, Channel
-from emulate.cluster.checks import Owner
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Order
-from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.plan import ClusterPlan, Owner
 from emulate.cluster.preload import Hello
 from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.views import remove_tree

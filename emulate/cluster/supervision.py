@@ -20,11 +20,10 @@ from typing import Any, final
 
 from emulate.cluster import system, threads
 from emulate.cluster.channel import ANSWER, CONTROL, EVENT, JOB, LEAVE, RESULT, Channel, Inbox
-from emulate.cluster.checks import Owner
 from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Again
-from emulate.cluster.plan import ClusterPlan, HostOutcome, host_name, roles_of
+from emulate.cluster.plan import ClusterPlan, HostOutcome, Owner, host_name, roles_of
 from emulate.errors import Unavailable
 from emulate.faults import Disconnect, Fired, Link, Missing, Stop
 from emulate.pickling import to_bytes

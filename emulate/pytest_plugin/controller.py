@@ -40,7 +40,7 @@ from emulate.pytest_plugin.options import (
     settings,
 )
 from emulate.pytest_plugin.others import CoverageMeasurement, sendable, spare_snapshots, worker_input
-from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
+from emulate.pytest_plugin.wire import START_SECONDS, Ended, EventsOfTest, SessionPlan, TestPlan
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -191,7 +191,6 @@ class Controller:
         self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted
     ) -> list[pytest.TestReport]:
         from emulate.pytest_plugin.host import run_test
-        from emulate.pytest_plugin.watch import START_SECONDS, EventsOfTest
 
         started = time.time()
         plan = self._plan(item, nextitem, topology, wanted)
@@ -348,7 +347,6 @@ class Controller:
     def _finish(self, lease: Lease, item: pytest.Item) -> None:
         """Tear down what is set up on hosts that get no more tests, and end them."""
         from emulate.pytest_plugin.host import finish
-        from emulate.pytest_plugin.watch import EventsOfTest
 
         lease.end_hosts()
         watch = EventsOfTest(self._config, lease, item, _FINISH_SECONDS)

@@ -18,33 +18,9 @@ import pytest
 
 from emulate.errors import UsageError
 from emulate.pool import Reset, before_runtime
-from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin import surroundings, upstream, wire
 from emulate.pytest_plugin.options import HOST
 from emulate.pytest_plugin.others import Measuring, keep_off
-from emulate.pytest_plugin.surroundings import (
-    HostCluster,
-    about_late_call,
-    find_each_other,
-    host_options,
-    is_of_tensorflow,
-    logical_devices,
-    make_strategy,
-    refuse_debugger,
-    say_done,
-    seed_everything,
-)
-from emulate.pytest_plugin.wire import (
-    CAPTURED,
-    LEAVING,
-    LIMIT,
-    OUTPUT,
-    READY,
-    Ended,
-    SessionPlan,
-    TestPlan,
-    dump_report,
-    dump_warning,
-)
 
 if TYPE_CHECKING:
     from emulate.cluster import HostContext
@@ -52,7 +28,7 @@ if TYPE_CHECKING:
 _host: Host | None = None  # of this process
 
 
-def run_test(context: HostContext, plan: TestPlan) -> Ended:
+def run_test(context: HostContext, plan: wire.TestPlan) -> wire.Ended:
     """Run one test here; its reports are sent as they come.
 
     Args:
@@ -94,9 +70,9 @@ class Host:
         plan: How to start pytest.
     """
 
-    def __init__(self, context: HostContext, plan: SessionPlan) -> None:
+    def __init__(self, context: HostContext, plan: wire.SessionPlan) -> None:
         self._context = context
-        self._plan: TestPlan | None = None
+        self._plan: wire.TestPlan | None = None
         self._found: list[pytest.Item] | None = None
         self._last: pytest.Item | None = None
         self._has_failed = self._failed_in_tensorflow = False
@@ -106,12 +82,12 @@ class Host:
         self._measuring = Measuring(plan.measured)
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
         with self._meeting_first():
-            self._config = upstream.make_config(host_options(plan, folder, name), list(plan.args), self._captured)
+            self._config = upstream.make_config(surroundings.host_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
         keep_off(self._config, plan.markers)
         self._config.stash[HOST] = self
         listen(self._config, self)
-        upstream.refuse_debugger(refuse_debugger)
+        upstream.refuse_debugger(surroundings.refuse_debugger)
         with self._measuring.during(), self._meeting_first():
             self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
@@ -120,21 +96,21 @@ class Host:
             self._collector = upstream.collector_of(self._session, plan.path)
         upstream.stop_capturing(self._config)
 
-    def run(self, plan: TestPlan) -> Ended:
+    def run(self, plan: wire.TestPlan) -> wire.Ended:
         """Run a test."""
         self._plan = plan
-        self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
-        self._cluster = HostCluster(self._context.topology, self._context.host, plan.shared)
+        self.send({"event": wire.CAPTURED, "paths": [str(path) for path in self._captured]})
+        self._cluster = surroundings.HostCluster(self._context.topology, self._context.host, plan.shared)
         try:
             item = self._item(plan.nodeid)
             self._tear_down_before(item)
-            self.send({"event": READY})
-            seed_everything(plan.seed)
+            self.send({"event": wire.READY})
+            surroundings.seed_everything(plan.seed)
             self._has_failed = self._failed_in_tensorflow = False
             with self._measuring.during(plan.nodeid):
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             if not self._has_failed:  # else the others are ended, and need not say whom they miss
-                say_done(self._cluster)
+                surroundings.say_done(self._cluster)
             self._last = item
         except pytest.exit.Exception as leave:
             return self._leave(str(leave.msg), leave.returncode)
@@ -142,12 +118,12 @@ class Host:
             return self._leave("KeyboardInterrupt", pytest.ExitCode.INTERRUPTED)
         finally:
             upstream.stop_capturing(self._config)
-        return Ended(stop=str(self._session.shouldstop or ""), failed_in_tensorflow=self._failed_in_tensorflow)
+        return wire.Ended(stop=str(self._session.shouldstop or ""), failed_in_tensorflow=self._failed_in_tensorflow)
 
-    def _leave(self, reason: str, code: int | None) -> Ended:
+    def _leave(self, reason: str, code: int | None) -> wire.Ended:
         """End the whole run, together with the other hosts."""
-        self.send({"event": LEAVING})
-        return Ended(exit_reason=reason, exit_code=code)
+        self.send({"event": wire.LEAVING})
+        return wire.Ended(exit_reason=reason, exit_code=code)
 
     def _item(self, nodeid: str) -> pytest.Item:
         for item in self._items():
@@ -167,7 +143,7 @@ class Host:
 
     def _find_each_other(self) -> None:
         if self._context.topology.num_stepping_hosts > 1:
-            find_each_other()
+            surroundings.find_each_other()
 
     def _meeting_first(self) -> contextlib.AbstractContextManager[None]:
         """Let the hosts find each other before conftest.py makes a tensor, which starts TensorFlow's runtime."""
@@ -184,7 +160,7 @@ class Host:
         if report is not None:
             self.send_report(report)
 
-    def _following(self, plan: TestPlan, item: pytest.Item) -> Any:
+    def _following(self, plan: wire.TestPlan, item: pytest.Item) -> Any:
         """Return the next test, or a stand-in: what it needs stays set up."""
         if plan.is_last:
             return None
@@ -201,9 +177,9 @@ class Host:
         """Tell the controller."""
         if upstream.subtest_name(report) is None:
             self._has_failed |= report.failed or (report.skipped and hasattr(report, "wasxfail"))
-        if report.failed and self._last is not None and (text := about_late_call(report.longreprtext)):
+        if report.failed and self._last is not None and (text := surroundings.about_late_call(report.longreprtext)):
             report.sections.append(("gpudist", text))
-        self._context.send(dump_report(self._config, report))
+        self._context.send(wire.dump_report(self._config, report))
 
     def send(self, event: dict[str, Any]) -> None:
         """Tell the controller something else."""
@@ -211,7 +187,7 @@ class Host:
 
     def has_raised(self, error: BaseException) -> None:
         """Note an exception of the present test."""
-        self._failed_in_tensorflow |= is_of_tensorflow(error)
+        self._failed_in_tensorflow |= surroundings.is_of_tensorflow(error)
 
     def keeping(self) -> contextlib.AbstractContextManager[None]:
         """Leave alone what a fixture of wider scope changes, although the test's own part has begun (`getfixturevalue`)."""
@@ -223,7 +199,9 @@ class Host:
             assert self._plan is not None
             self._reset = Reset()
             item.addfinalizer(self._own_part_ends)  # the first, so that it is called after all others
-            seed_everything(self._plan.seed)  # again: what a fixture of wider scope drew depends on which test came first
+            surroundings.seed_everything(
+                self._plan.seed
+            )  # again: what a fixture of wider scope drew depends on which test came first
 
     def _own_part_ends(self) -> None:
         current = os.environ["PYTEST_CURRENT_TEST"]  # of pytest, and of this phase
@@ -234,18 +212,18 @@ class Host:
 
     def make_strategy(self, item: pytest.Item) -> Any:
         """Return the strategy that the test's mark asks for."""
-        return make_strategy(self._plan.strategy if self._plan is not None else None)
+        return surroundings.make_strategy(self._plan.strategy if self._plan is not None else None)
 
     def logical_devices(self) -> list[Any]:
         """Return the devices that a program sees on this host."""
         self._find_each_other()  # to list them starts TensorFlow's runtime
-        return logical_devices(self._context.host)
+        return surroundings.logical_devices(self._context.host)
 
     def shared_folder(self) -> Path:
         """Return a folder that all hosts of this test share."""
         return self._cluster.shared_path
 
-    def cluster(self) -> HostCluster:
+    def cluster(self) -> surroundings.HostCluster:
         """Return the cluster as this host sees it."""
         return self._cluster
 
@@ -292,7 +270,7 @@ class ForwardedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         done, newline, self._begun = (self._begun + text).rpartition("\n")
         if newline:
-            self._send({"event": OUTPUT, "text": done})
+            self._send({"event": wire.OUTPUT, "text": done})
         if self._stream is not None:
             self._stream.write(text)
         return len(text)
@@ -339,12 +317,12 @@ class _Ears:
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, settings: Any) -> bool:
         """Leave the time limit to the controller, which watches all hosts at once."""
-        self._host.send({"event": LIMIT, "seconds": settings.timeout})
+        self._host.send({"event": wire.LIMIT, "seconds": settings.timeout})
         return True
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
         if when == "runtest":
-            self._host.send(dump_warning(warning_message, when, nodeid, location))
+            self._host.send(wire.dump_warning(warning_message, when, nodeid, location))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from emulate.digits import number, told_apart
 from emulate.program import hint_for, shorten_traceback, trim_traceback
-from emulate.report.page import Page, Span
-from emulate.report.words import STYLES, against_noise, one_of, tensor, where
+from emulate.report.page import STYLES, Page, Span, against_noise, one_of, tensor, where
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import FaultReport, Finding, Run

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from emulate.digits import number
 from emulate.errors import ByDesignWarning
 from emulate.program import shorten_traceback
-from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
+from emulate.report.page import DIVERGES, MARKS, PLAIN_WIDTH, STYLES, Page, Span, width_of
 from emulate.report.runs import ToldCauses, add_group, add_hint, groups_of, last_line
-from emulate.report.words import DIVERGES, MARKS, STYLES
 
 if TYPE_CHECKING:
     from emulate.program import Program

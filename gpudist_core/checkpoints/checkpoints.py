@@ -18,8 +18,18 @@ from gpudist_core.checkpoints.fit import CallbackMethods, FollowedFit
 from gpudist_core.checkpoints.folder import IN_USE, Folder
 from gpudist_core.checkpoints.hosts import Hosts, Notice
 from gpudist_core.checkpoints.run import Opened, RunParts, open_checked
-from gpudist_core.errors import CheckpointRefused, Damaged, FolderInUse, Foreign, Preempted, SaveFailed, UsageError, refusal
-from gpudist_core.values import is_finite, is_whole
+from gpudist_core.errors import (
+    CheckpointRefused,
+    Damaged,
+    FolderInUse,
+    Foreign,
+    Preempted,
+    SaveFailed,
+    UsageError,
+    is_finite,
+    is_whole,
+    refusal,
+)
 
 if TYPE_CHECKING:
     import keras

@@ -19,7 +19,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import all_reduce_all, gathered
-from gpudist_core.keras_model import batches
+from gpudist_core.keras_model import sources
 from gpudist_core.keras_model.callbacks import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
@@ -89,7 +89,7 @@ class BatchFunction(CountingFunction):
         """
         outputs = None
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
-            batch = batches.distributed(self._strategy, batch)
+            batch = sources.distributed(self._strategy, batch)
             updates = () if self._accumulations is None else self._accumulations.next()
             counts = _counts_of(self._strategy, batch)
             with limited(self._strategy):
@@ -186,11 +186,11 @@ class PredictFunction:
         Returns:
             The structure of the model's outputs, as tensors.
         """
-        placed = [batches.distributed(self._strategy, batch) for batch in data]
+        placed = [sources.distributed(self._strategy, batch) for batch in data]
         if placed and not self._is_built:
             if not trainer.are_layers_built(self._model):
                 with self._model.distribute_strategy.scope():
-                    trainer.build_layers(self._model, batches.spec_of(self._strategy, placed[0]))
+                    trainer.build_layers(self._model, sources.spec_of(self._strategy, placed[0]))
             self._is_built = True
         outputs = [self._joined(self._outputs(batch)) for batch in placed]
         return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *parts: _concat(parts), *outputs)
@@ -255,7 +255,7 @@ def _counts_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return the number of examples of each replica as a tensor, if it is known here; made once for each division."""
     if strategy.num_replicas_in_sync == 1:
         return None
-    counts = batches.row_counts(strategy, batch)
+    counts = sources.row_counts(strategy, batch)
     if counts is None:
         return None
     if counts not in _counts:

@@ -13,18 +13,16 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core import state
-from gpudist_core.errors import Unavailable, UsageError
-from gpudist_core.keras_model import batches, functions
+from gpudist_core.errors import Unavailable, UsageError, check_choice, is_whole
+from gpudist_core.keras_model import functions, sources
 from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
 from gpudist_core.keras_model.functions import BatchFunction, CountingFunction, PredictFunction, trained_by
-from gpudist_core.keras_model.sources import Epochs, FromDistributed, common_seed, source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.static import table_of
 from gpudist_core.strategies.make import warn_of_one_device
 from gpudist_core.upstream import layers, models, optimizers, patches, randomness, strategies, trainer
 from gpudist_core.upstream.row_means import make_variables_local
-from gpudist_core.values import check_choice, is_whole
 
 Model = TypeVar("Model")
 
@@ -239,9 +237,9 @@ class DistributedModel:
         )
         return asked["callbacks"]
 
-    def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., Epochs]:
+    def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., sources.Epochs]:
         """Return a function that makes the iterator for Keras's loop: first the loop's own, then that of its validation."""
-        iterators: list[Epochs] = []
+        iterators: list[sources.Epochs] = []
 
         def make(
             x: Any = None,
@@ -253,7 +251,7 @@ class DistributedModel:
             class_weight: Any = None,
             distribute_strategy: Any = None,
             steps_per_execution: int = 1,
-        ) -> Epochs:
+        ) -> sources.Epochs:
             if steps_per_epoch is not None and not is_whole(steps_per_epoch, 1):
                 raise UsageError(
                     "steps_per_epoch must be a positive integer",
@@ -273,9 +271,9 @@ class DistributedModel:
             if iterators and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
                 data["batch_size"] = None
             # Arrays have another order in each fit, the same on all hosts.
-            seed = common_seed(self._gpudist_place, state.of_model.of(self).fits) if trains and shuffle else 0
-            source = source_of(self._gpudist_place, data, training=trains, seed=seed)
-            epochs = Epochs(source, steps_per_epoch, steps_per_execution)
+            seed = sources.common_seed(self._gpudist_place, state.of_model.of(self).fits) if trains and shuffle else 0
+            source = sources.source_of(self._gpudist_place, data, training=trains, seed=seed)
+            epochs = sources.Epochs(source, steps_per_epoch, steps_per_execution)
             if trains:
                 kept = state.of_model.of(self)
                 kept.pipeline, kept.epochs = source.pipeline, epochs
@@ -297,7 +295,7 @@ class DistributedModel:
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Create all variables before a step is traced, with the shapes of the data and without taking a batch."""
         default = trainer.is_default(type(self), "train_step")
-        if default and isinstance(iterator, Epochs) and not isinstance(iterator.source, FromDistributed):
+        if default and isinstance(iterator, sources.Epochs) and not isinstance(iterator.source, sources.FromDistributed):
             trainer.check_targets(self, iterator.source.spec)
         if not trainer.needs_build(self):
             return
@@ -305,7 +303,7 @@ class DistributedModel:
         spec = (
             iterator.source.spec
             if iterator is not None
-            else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
+            else sources.spec_of(strategy, sources.distributed(strategy, data_batch))
         )
         with strategy.scope():
             if default:

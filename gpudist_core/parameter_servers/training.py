@@ -13,16 +13,14 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import Unavailable, UsageError
+from gpudist_core.errors import Unavailable, UsageError, check_choice, is_finite, is_whole
 from gpudist_core.gradients import Clipping
-from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
-from gpudist_core.parameter_servers.workers import Part, WorkerFunction, Workers, server_lost
+from gpudist_core.parameter_servers import workers
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.pipelines.shares import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
 from gpudist_core.upstream import losses, models, optimizers, patches, randomness, strategies
-from gpudist_core.values import check_choice, is_finite, is_whole
 
 SCHEDULES = ("asynchronous", "lock-step")
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -115,12 +113,12 @@ class CoordinatedTraining:
         _check_on_servers(model=model, optimizer=optimizer)
         with self.strategy.scope():
             self.optimizer = optimizers.exact_optimizer(models.scaled_where_needed(model, optimizer), self.strategy)
-        self._workers = Workers(self.strategy, timeout_seconds)
+        self._workers = workers.Workers(self.strategy, timeout_seconds)
         if schedule == "lock-step" and self._workers.num_workers > 1:
             losses.check_rows(per_example_loss)
-        self._work: WorkerFunction | None = None
-        self._updates: Updates | None = None
-        self._sums: Part | None = None
+        self._work: workers.WorkerFunction | None = None
+        self._updates: workers.Updates | None = None
+        self._sums: workers.Part | None = None
         self._pending = self._num_updates = 0
         self._drawn: dict[int, tuple[Any, int]] = {}
         self._update_metrics = tf.function(self._metrics_of, autograph=False, reduce_retracing=True)
@@ -194,7 +192,7 @@ class CoordinatedTraining:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint besides model and optimizer: pending batches and their sums, as arrays by name."""
-        kept = {} if self._sums is None else flattened(self._sums)
+        kept = {} if self._sums is None else workers.flattened(self._sums)
         return {"pending": self._pending, "sums": kept, "accumulate": self.accumulate}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -208,7 +206,7 @@ class CoordinatedTraining:
         """
         pending = arguments.checked_pending(state, self.accumulate, "CoordinatedTraining", "sums")
         self._pending = pending
-        self._sums = unflattened(state["sums"], len(self.trained_variables)) if pending else None
+        self._sums = workers.unflattened(state["sums"], len(self.trained_variables)) if pending else None
 
     def _in_lock_step(self, batches: Iterable[Any]) -> list[float]:
         losses = []
@@ -256,7 +254,7 @@ class CoordinatedTraining:
             self._workers.send((key, part), function, (rows, scalars))
         return len(sizes)
 
-    def _take(self, batch: tuple[Any, ...], parts: list[Part], items: int | None) -> float:
+    def _take(self, batch: tuple[Any, ...], parts: list[workers.Part], items: int | None) -> float:
         """Use a batch's results, only here and only once, and return its loss."""
         assert self._updates is not None
         outputs = [part["y_pred"] for part in parts if self.metrics]
@@ -270,7 +268,7 @@ class CoordinatedTraining:
             self._apply_pending()
         if items is None:
             strategies.advance_seeds(self._drawn)
-        return float(loss_of(whole))
+        return float(workers.loss_of(whole))
 
     def _apply_pending(self) -> None:
         assert self._updates is not None
@@ -295,8 +293,8 @@ class CoordinatedTraining:
         strategies.let_be_read(self.model)
         _check_optimizer(self.optimizer, variables)
         scale = optimizers.loss_scaling_of(self.optimizer)
-        self._work = WorkerFunction(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
-        self._updates = Updates(self.optimizer, variables, self._clip, self.check_finite)
+        self._work = workers.WorkerFunction(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
+        self._updates = workers.Updates(self.optimizer, variables, self._clip, self.check_finite)
 
     def _outside_scope(self, action: Callable[[], _T]) -> _T:
         """Run an action outside of every strategy, as Keras's optimizers need it. Explain the error of a lost server."""
@@ -306,7 +304,7 @@ class CoordinatedTraining:
             with futures.ThreadPoolExecutor(1) as thread:
                 return thread.submit(action).result()
         except Exception as error:
-            lost = server_lost(error)
+            lost = workers.server_lost(error)
             if lost is None and not isinstance(error, Unavailable):
                 self._workers.forget()
             raise (lost or error) from (error if lost else None)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.pipelines import hashing
 from gpudist_core.pipelines.cross_host_check import digest_of
 from gpudist_core.pipelines.mapping import Stage
@@ -21,7 +21,6 @@ from gpudist_core.pipelines.sources import RowSource, StreamSource
 from gpudist_core.pipelines.sources.access import Rows
 from gpudist_core.pipelines.weighting import Weighting
 from gpudist_core.replicas import Replicas
-from gpudist_core.values import is_whole
 
 Remainder = Literal["keep", "drop"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpudist_core.errors import Unavailable
 from gpudist_core.static.sources import PIECE_BYTES, rows_per_piece
-from gpudist_core.upstream import static as upstream
+from gpudist_core.upstream import strategies as upstream
 
 Array = NDArray[Any]
 

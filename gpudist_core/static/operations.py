@@ -17,10 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.gradients import all_reduce
 from gpudist_core.upstream.runtime import merges
-from gpudist_core.values import is_whole
 
 
 @dataclass(frozen=True)

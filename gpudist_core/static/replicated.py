@@ -21,11 +21,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.static import context, memory
 from gpudist_core.static.sources import Source, exactly, source_of
-from gpudist_core.upstream import static as upstream
-from gpudist_core.values import is_whole
+from gpudist_core.upstream import strategies as upstream
 
 _TOO_LARGE = "Use gd.shard, which keeps one slice on each device."
 

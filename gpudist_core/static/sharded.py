@@ -22,7 +22,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.replicas import replicas_of
 from gpudist_core.state import of_variable
 from gpudist_core.static import context, memory, operations
@@ -37,8 +37,7 @@ from gpudist_core.static.sources import (
     uniform,
 )
 from gpudist_core.upstream import models, strategies
-from gpudist_core.upstream import static as upstream
-from gpudist_core.values import is_whole
+from gpudist_core.upstream import strategies as upstream
 
 _TOO_LARGE = "Use more devices, so that each slice is smaller, or use a smaller dtype."
 

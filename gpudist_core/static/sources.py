@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import UsageError
-from gpudist_core.values import in_type
+from gpudist_core.errors import UsageError, in_type
 
 Array = NDArray[Any]
 Pieces = Iterator[tuple[int, Array]]

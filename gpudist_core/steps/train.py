@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gpudist_core import gradients
 from gpudist_core import share as shares
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, check_choice
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import arguments, local
 from gpudist_core.steps.accumulators import Accumulators
@@ -19,7 +19,6 @@ from gpudist_core.strategies.make import warn_of_one_device
 from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import layers, losses, models, optimizers, patches, randomness
 from gpudist_core.upstream.row_means import counting, make_variables_local
-from gpudist_core.values import check_choice
 
 
 class TrainStep:

@@ -17,10 +17,9 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core.environments import Tasks, find_tasks, index_of, num_gpus, shares_hardware, show_own_gpus
-from gpudist_core.errors import Unavailable, UsageError
+from gpudist_core.errors import Unavailable, UsageError, is_finite, is_whole
 from gpudist_core.strategies.waiting import set_limit, wait_for
 from gpudist_core.upstream import runtime as upstream
-from gpudist_core.values import is_finite, is_whole
 
 KINDS = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server")
 DEFAULT_TIMEOUT_SECONDS = 600.0

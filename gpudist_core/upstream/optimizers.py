@@ -7,6 +7,8 @@ Keras 3.15 checks, clips and accumulates each replica's own gradients and sums a
 An exact optimizer keeps the sums of `gradient_accumulation_steps` elsewhere, over replicas. In a file they are among its
 variables, where Keras looks for them. Keras 3.12 and 3.15 number the iterations, the learning rate if it is a variable, the
 averages, the sums, and the optimizer's own variables. Keras 3.8 numbers each sum after the average of the same variable.
+
+What an optimizer applies, and the arguments of `Strategy.run` around it, can be seen without a change of its class.
 """
 
 from __future__ import annotations
@@ -510,3 +512,91 @@ def _saved_sums(optimizer: Any) -> list[Any]:
     if kept is not None:
         return [np.asarray(array) for array in kept]
     return [np.zeros(v.shape, v.dtype) for v in inner._trainable_variables]
+
+
+Before = Callable[[list[Any], list[Any]], Any]
+_calls: list[list[Any]] = []  # of the process: MirroredStrategy runs replicas in threads of their own
+
+
+def before_apply(optimizer: Any, before: Before) -> Callable[[], None]:
+    """Call a function before each apply of an optimizer. Its class stays as it is.
+
+    Args:
+        optimizer: A Keras optimizer.
+        before: A function of gradients and variables. The update waits for the tensor that it returns.
+
+    Returns:
+        A function that ends this.
+    """
+    import tensorflow as tf
+
+    before = tf.autograph.experimental.do_not_convert(before)  # in the step of a user, autograph would convert it
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        with tf.control_dependencies([before(grads, variables)]):
+            return type(optimizer).apply(optimizer, grads, None if trainable_variables is None else variables)
+
+    optimizer.apply = apply
+
+    def end() -> None:
+        if vars(optimizer).get("apply") is apply:
+            del optimizer.apply
+
+    return end
+
+
+def counter_of(optimizer: Any) -> Any:
+    """Return the variable that counts an optimizer's applies. Its public `iterations` counts updates of several batches."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+
+
+def arguments_of_run(replica: int) -> list[Any] | None:
+    """Return the tensors with axes among the arguments of the current `Strategy.run` on a replica; None outside of it.
+
+    Args:
+        replica: The number of the replica among those of this host.
+
+    Returns:
+        The tensors, flattened.
+    """
+    import tensorflow as tf
+    from tensorflow.python.distribute import distribute_utils
+
+    if not _calls:
+        return None
+    values = (distribute_utils.select_replica(replica, value) for value in _calls[-1])
+    return [value for value in values if tf.is_tensor(value) and value.shape.rank != 0 and _has_values(value)]
+
+
+def _has_values(tensor: Any) -> bool:
+    import tensorflow as tf
+
+    return tensor.dtype not in (tf.resource, tf.variant)
+
+
+def _of_runs() -> patches.Replacements:
+    from tensorflow.python.distribute import distribute_lib as lib
+
+    for cls in (lib.StrategyBase, lib.Strategy, lib.StrategyV1):
+        if "run" in vars(cls):
+            yield cls, "run", _noting
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        import tensorflow as tf
+
+        _calls.append(tf.nest.flatten((args, kwargs or {})))
+        try:
+            return original(self, fn, args, kwargs, options)
+        finally:
+            _calls.pop()
+
+    return run
+
+
+of_run = patches.Patches(_of_runs)
+"""Notes the arguments of `Strategy.run` while a block is active."""

@@ -10,9 +10,9 @@ from emulate.program import hint_for, shorten_traceback
 from emulate.report import plan as plans
 from emulate.report.files import write_whole
 from emulate.report.html.template import check_libraries, filled, image
+from emulate.report.page import COLOURS, DIVERGES, tensor, where
 from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, outcome, stacks, texts_of
 from emulate.report.terminal import HEADER, by_design_text, cells, reference_failure, reference_text
-from emulate.report.words import COLOURS, DIVERGES, tensor, where
 
 if TYPE_CHECKING:
     from emulate.plan import Forecast

@@ -9,9 +9,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, in_type
 from gpudist_core.pipelines.hashing import Integers
-from gpudist_core.values import in_type
 
 # The components of a structure, flattened, each an array or a tensor with the rows along its first axis.
 Rows: TypeAlias = list[Any]

@@ -238,7 +238,7 @@ def test_a_check_ends_with_a_word_and_leaves_nothing_patched(on_hosts: OnHosts, 
 
         import keras
 
-        from gpudist_core.upstream import applies
+        from gpudist_core.upstream import optimizers
 
         def outcome(*gradients: float, before: int = 0) -> tuple[str, list[str], bool]:
             variable, optimizer = keras.Variable(0.7), keras.optimizers.SGD(0.0)
@@ -258,7 +258,7 @@ def test_a_check_ends_with_a_word_and_leaves_nothing_patched(on_hosts: OnHosts, 
                         check.on_train_batch_end(0, {"loss": 2.0})
                 except (ValueError, gd.CertificateMismatch) as error:
                     raised = str(error)
-                is_patched = "apply" in vars(optimizer) or applies.of_run._blocks > 0
+                is_patched = "apply" in vars(optimizer) or optimizers.of_run._blocks > 0
                 if is_patched:
                     for call in at_exit.call_args_list:
                         call.args[0](*call.args[1:])
