@@ -119,7 +119,10 @@ class HangJudge:
         """Take in an event of a host: `collective`, `progress`, `reached`, `continued` or `exit`."""
         state, kind = self._hosts[host], event["event"]
         if kind == "collective":
-            self._move(state, event)
+            if event["phase"] == "enter":
+                state.inside[event["replica"]] = (event["ordinal"], event["name"])
+            else:
+                state.inside.pop(event["replica"], None)
         elif kind == "site":
             state.known.add(event["name"])
         elif kind == "progress":
@@ -133,12 +136,6 @@ class HangJudge:
         else:
             return
         self._since = None
-
-    def _move(self, host: _Host, event: Mapping[str, Any]) -> None:
-        if event["phase"] == "enter":
-            host.inside[event["replica"]] = (event["ordinal"], event["name"])
-        else:
-            host.inside.pop(event["replica"], None)
 
     def verdict(self, cluster: Watched) -> Hang | None:
         """Return the hang, or None while a host may still continue. Call it several times a second."""

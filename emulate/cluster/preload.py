@@ -67,7 +67,11 @@ def main(fd: int) -> None:
             if hello.imports:
                 _import_all(hello.modules)
         _serve(control, hello, capability, keepers)
-        _await(keepers)
+        # The keepers, which end with the supervisor as well, clean up.
+        deadline = time.monotonic() + _PATIENCE
+        while keepers and time.monotonic() < deadline:
+            _reap(keepers)
+            time.sleep(0.005)
         end_descendants()
         remove_tree(hello.scratch)
     finally:  # after an error the supervisor is there and reads the log in that folder
@@ -152,11 +156,3 @@ def _reap(keepers: set[int]) -> None:
             for orphan in set(system.children_of(os.getpid())) - keepers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)
-
-
-def _await(keepers: set[int]) -> None:
-    """Let the keepers, which end with the supervisor as well, clean up."""
-    deadline = time.monotonic() + _PATIENCE
-    while keepers and time.monotonic() < deadline:
-        _reap(keepers)
-        time.sleep(0.005)

@@ -237,7 +237,10 @@ class RunningCluster:
         for closed in self._echo.pass_on() if self._echo else ():
             self._selector.unregister(closed)
         if self.is_over and not self._is_told_to_leave:
-            self._let_leave()
+            self._is_told_to_leave = True
+            for channel in self._hosts:
+                with contextlib.suppress(OSError):
+                    channel.send(LEAVE, b"")
 
     def _read_host(self, number: int) -> None:
         inbox = self._inboxes[number]
@@ -316,12 +319,6 @@ class RunningCluster:
                 f"Every host must start within {self.plan.start_timeout:g} s. Received: {names} had not. "
                 "The machine may be too busy or too small for this topology: ask for fewer hosts."
             )
-
-    def _let_leave(self) -> None:
-        self._is_told_to_leave = True
-        for channel in self._hosts:
-            with contextlib.suppress(OSError):
-                channel.send(LEAVE, b"")
 
     def tell(self, host: int, message: bytes) -> None:
         """Send a host what its entry gets from `HostContext.receive`; a few kilobytes at most, larger things by a file."""

@@ -15,7 +15,7 @@ from emulate.devices.machine import (
     why_blind,
 )
 from emulate.devices.plan import ALL_REDUCE, Allotment, DevicePlan, GpuShare, Note, is_short, share_out
-from emulate.devices.virtual import ASKED_FOR_HOST
+from emulate.devices.virtual.hosts import ASKED_FOR_HOST
 
 __all__ = [
     "ALL_REDUCE",

@@ -19,7 +19,7 @@ from typing import Any
 from emulate.devices import upstream
 from emulate.devices.config import calling_module
 from emulate.devices.plan import DevicePlan, Note
-from emulate.devices.virtual import in_ring_order
+from emulate.devices.virtual.replicas import in_ring_order
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for

@@ -17,8 +17,7 @@ from emulate.devices.gpus import VISIBLE, EmulatedGpus, split_cpu
 from emulate.devices.names import DeviceNames, translate_placement
 from emulate.devices.physical import PhysicalGpus, hide_gpus
 from emulate.devices.plan import DevicePlan, Note
-from emulate.devices.virtual import install_virtual
-from emulate.devices.virtual.hosts import OF_SEVERAL_HOSTS
+from emulate.devices.virtual.hosts import OF_SEVERAL_HOSTS, install_virtual
 from emulate.errors import UsageError
 from emulate.imports import when_imported
 
@@ -51,7 +50,9 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
     choice = AllReduceChoice(plan, note)
     answer_program(DeviceAnswers(gpus, names))
     translate_placement(names)
-    use_emulated_devices(gpus, names, choice)
+    _mirrored(gpus.plan, names, choice)
+    _multi_worker(gpus.plan, names, choice)
+    _central_storage(gpus.plan, names)
     if isinstance(gpus, PhysicalGpus):
         give_servers_their_gpus(gpus.hide_unseen)
     else:
@@ -82,19 +83,6 @@ def _once(note: Note) -> Note:
             note(code, text)
 
     return say
-
-
-def use_emulated_devices(gpus: EmulatedGpus, names: DeviceNames, choice: AllReduceChoice) -> None:
-    """Change the strategy classes of this process; call once.
-
-    Args:
-        gpus: The emulated GPUs of this host.
-        names: Translates what programs call them.
-        choice: How replicas are summed.
-    """
-    _mirrored(gpus.plan, names, choice)
-    _multi_worker(gpus.plan, names, choice)
-    _central_storage(gpus.plan, names)
 
 
 def _mirrored(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:

@@ -131,7 +131,10 @@ class Triggers:
         self._arrive("before-all-reduce", step)
         self.known.board.enter(self.known.host, step)
         if any(fault.phase == "all-reduce" and step >= fault.step for fault in list(self._pending.values())):
-            self._await_peer(step)
+            deadline = time.monotonic() + PEER_SECONDS
+            while not self.known.board.has_peer_entered(self.known.host, step) and time.monotonic() < deadline:
+                time.sleep(_POLL)
+            time.sleep(_A_MOMENT)
             self._arrive("all-reduce", step)
 
     def leaving(self, site: Site) -> None:
@@ -150,12 +153,6 @@ class Triggers:
 
     def _step_at(self, site: Site) -> int:
         return self._step if site.is_inside else self._made + 1
-
-    def _await_peer(self, step: int) -> None:
-        deadline = time.monotonic() + PEER_SECONDS
-        while not self.known.board.has_peer_entered(self.known.host, step) and time.monotonic() < deadline:
-            time.sleep(_POLL)
-        time.sleep(_A_MOMENT)
 
     def _arrive(self, phase: str, step: int) -> None:
         for number, fault in list(self._pending.items()):

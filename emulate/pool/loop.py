@@ -70,8 +70,15 @@ class WarmHost:
             context: The host's own.
         """
         output = context.directory / OUTPUT
-        _write_both_streams_to(output)
-        _use_own_temporary_folder(context)
+        # Both streams in one file keep their order.
+        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        for number in (1, 2):
+            os.dup2(fd, number)
+        os.close(fd)
+        folder = Path(os.environ["TMPDIR"], f"host-{context.host}")
+        folder.mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = str(folder)
+        tempfile.tempdir = None
         when_imported(upstream.CONTEXT, upstream.watch)
         context.answer(_idle())
         while True:
@@ -99,21 +106,6 @@ def _do(job: Job, context: HostContext) -> None:
 
 def _idle() -> dict[str, Any]:
     return {"event": IDLE, "first_key": upstream.first_key()}
-
-
-def _use_own_temporary_folder(context: HostContext) -> None:
-    folder = Path(os.environ["TMPDIR"], f"host-{context.host}")
-    folder.mkdir(exist_ok=True)
-    os.environ["TMPDIR"] = str(folder)
-    tempfile.tempdir = None
-
-
-def _write_both_streams_to(path: os.PathLike[str]) -> None:
-    """Write both streams to one file, so that their order is kept."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for number in (1, 2):
-        os.dup2(fd, number)
-    os.close(fd)
 
 
 def _run(job: Job, context: HostContext) -> dict[str, Any]:

@@ -134,16 +134,11 @@ def lines_that_change_state(file: str, line: int) -> list[int]:
     function = max(around, key=lambda node: node.lineno)
     named = (node for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal))
     outside = {name for node in named for name in node.names}
-    own = _own_names(function) - outside
+    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own = (arguments | names) - outside
     changed = (target for node in ast.walk(function) for target in _changed(node, outside))
     return sorted({target.lineno for target in changed if _owner_of(target) not in own})
-
-
-def _own_names(function: Function) -> set[str]:
-    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
-    return arguments | {
-        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
 
 
 def _changed(node: ast.AST, outside: set[str]) -> Iterator[ast.expr]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
@@ -40,7 +40,11 @@ def run_test(context: HostContext, plan: wire.TestPlan) -> wire.Ended:
     """
     global _host
     if context.role in ("worker", "ps") and context.topology.num_ps:
-        _serve()
+        # A task that the chief directs, until the cluster is ended.
+        import gpudist_core
+
+        gpudist_core.make_strategy()
+        raise AssertionError("a server does not return")
     if _host is None:
         _host = Host(context, plan.session)
     return _host.run(plan)
@@ -52,14 +56,6 @@ def finish(context: HostContext) -> None:
     if _host is not None:
         _host.finish()
     _host = None
-
-
-def _serve() -> NoReturn:
-    """Be a task that the chief directs, until the cluster is ended."""
-    import gpudist_core
-
-    gpudist_core.make_strategy()
-    raise AssertionError("a server does not return")
 
 
 class Host:
@@ -103,7 +99,10 @@ class Host:
         self._cluster = surroundings.HostCluster(self._context.topology, self._context.host, plan.shared)
         try:
             item = self._item(plan.nodeid)
-            self._tear_down_before(item)
+            # Earlier tests left this set up, because the next test was unknown.
+            last = self._last
+            if last is not None:
+                self._tear_down(last, item)
             self.send({"event": wire.READY})
             surroundings.seed_everything(plan.seed)
             self._has_failed = self._failed_in_tensorflow = False
@@ -148,12 +147,6 @@ class Host:
     def _meeting_first(self) -> contextlib.AbstractContextManager[None]:
         """Let the hosts find each other before conftest.py makes a tensor, which starts TensorFlow's runtime."""
         return before_runtime(self._find_each_other)
-
-    def _tear_down_before(self, item: pytest.Item) -> None:
-        """Tear down what earlier tests left set up because the next test was unknown."""
-        last = self._last
-        if last is not None:
-            self._tear_down(last, item)
 
     def _tear_down(self, last: pytest.Item, keep: pytest.Item | None) -> None:
         report = upstream.tear_down(last, keep)

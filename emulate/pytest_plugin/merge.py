@@ -143,7 +143,8 @@ class _Merger:
         if self._has_cause:  # what was ended because of another host has done nothing
             broken = [run for run in broken if run.result.status != "ended"]
         if failing or broken:
-            self._fail(merged, phase, failing, broken)
+            groups = self._groups(phase, failing, broken)
+            self._tell(merged, groups, self._rest(phase, [name for names, _, _ in groups for name in names]))
         elif reports:
             self._agree(merged, reports)
         self._has_failed |= merged.failed
@@ -218,10 +219,6 @@ class _Merger:
             "Skip, or expect a failure, on every host."
         )
         self._set_failed(merged, "", upstream.failure(text, *self._place(), text))
-
-    def _fail(self, merged: pytest.TestReport, phase: str, failing: list[HostRun], broken: list[HostRun]) -> None:
-        groups = self._groups(phase, failing, broken)
-        self._tell(merged, groups, self._rest(phase, [name for names, _, _ in groups for name in names]))
 
     def _tell(self, merged: pytest.TestReport, groups: list[_Failure], rest: str) -> None:
         names, longrepr, message = groups[0]

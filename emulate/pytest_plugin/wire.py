@@ -206,7 +206,11 @@ class EventsOfTest:
         elif kind == REPORT:
             self._take_report(host, load_report(self._config, event))
         elif kind == WARNING:
-            self._take_warning(event)
+            # Once, also if several hosts have it.
+            key = json.dumps(event)
+            if key not in self._warnings:
+                self._warnings.add(key)
+                self._config.hook.pytest_warning_recorded.call_historic(kwargs=load_warning(event))
         elif kind == CAPTURED:
             self.received[host].captured = [Path(path) for path in event["paths"]]
         elif kind == READY:
@@ -246,13 +250,6 @@ class EventsOfTest:
     def _nodeid(self) -> str:
         assert self._item.parent is not None
         return f"{self._item.parent.nodeid}::{self._item.name}"
-
-    def _take_warning(self, event: dict[str, Any]) -> None:
-        """Report the warning once, also if several hosts have it."""
-        key = json.dumps(event)
-        if key not in self._warnings:
-            self._warnings.add(key)
-            self._config.hook.pytest_warning_recorded.call_historic(kwargs=load_warning(event))
 
     def run_of(self, host: int, result: HostResult) -> HostRun:
         """Return how the test ended on one host."""

@@ -67,7 +67,10 @@ def add_group(page: Page, runs: Sequence[Run], told_causes: ToldCauses) -> None:
     for label, text in facts(runs):
         page.labelled(label, text, 2, max(_COLUMN, len(label) + 4), label_style="dim")
     add_faults(page, first.faults)
-    _add_failure(page, first)
+    if first.failure:
+        page.blank()
+        page.verbatim(shorten_traceback(first.failure), indent=2)
+        add_hint(page, first.failure)
     _add_stacks(page, first)
     for at, cause in enumerate(first.causes):
         causes, topologies = [run.causes[at] for run in runs], [run.topology for run in runs]
@@ -160,13 +163,6 @@ def _samples(run: Run) -> str:
         return ""
     wrong = f"{samples.missing} missing, {samples.repeated} repeated"
     return f"{samples.seen} seen, {samples.reference} in the reference: {wrong}"
-
-
-def _add_failure(page: Page, run: Run) -> None:
-    if run.failure:
-        page.blank()
-        page.verbatim(shorten_traceback(run.failure), indent=2)
-        add_hint(page, run.failure)
 
 
 def add_hint(page: Page, failure: str) -> None:

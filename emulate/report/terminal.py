@@ -41,7 +41,10 @@ def show(verdict: Verdict, stream: TextIO | None = None) -> None:
 
 def _page(verdict: Verdict, width: int) -> Page:
     page = Page(width)
-    _add_head(page, verdict)
+    versions = [f"{name} {version}" for name, version in verdict.versions.items()]
+    page.line((verdict.program, "bold"))
+    page.text(", ".join([f"seed {verdict.seed}", f"on {verdict.device.upper()}", *versions]), style="dim")
+    page.blank()
     _add_table(page, verdict.runs)
     _add_reference(page, verdict.reference, verdict.runs)
     told_causes = ToldCauses()
@@ -56,13 +59,6 @@ def _page(verdict: Verdict, width: int) -> Page:
             page.labelled("note", note, 0, 6, label_style="bold")
     _add_next(page, verdict)
     return page
-
-
-def _add_head(page: Page, verdict: Verdict) -> None:
-    versions = [f"{name} {version}" for name, version in verdict.versions.items()]
-    page.line((verdict.program, "bold"))
-    page.text(", ".join([f"seed {verdict.seed}", f"on {verdict.device.upper()}", *versions]), style="dim")
-    page.blank()
 
 
 def _add_table(page: Page, runs: Sequence[Run]) -> None:

@@ -285,15 +285,11 @@ class TrainStep:
             run = self._compiled_pass or functools.partial(self._pass, variables)
             sums, y_pred = run(share, x, y, weight, scale)
             loss = self._apply(sums, variables) if update else self._keep(sums, variables)
-            with tf.control_dependencies([loss] if self.check_finite else []):  # a batch that is refused counts nowhere
-                self._count(y, y_pred, weight)
+            # A batch that is refused counts nowhere. A loss that is one number for a batch is the mean over its examples.
+            with tf.control_dependencies([loss] if self.check_finite else []), counting(tapes=False):
+                for metric in self.metrics:
+                    metric.update_state(y, y_pred, sample_weight=weight)
             return loss
-
-    def _count(self, y: Any, y_pred: Any, weight: Any) -> None:
-        """Update the metrics with one replica's examples. A loss that is one number for a batch is the mean over them."""
-        with counting(tapes=False):
-            for metric in self.metrics:
-                metric.update_state(y, y_pred, sample_weight=weight)
 
     def _pass(
         self, variables: list[Any], share: shares.Share, x: Any, y: Any, weight: Any, scale: Any
