@@ -19,7 +19,7 @@ import pytest
 from emulate.errors import UsageError
 
 _OF_THE_WHOLE_RUN = ("pytest_cov", "_cov", "rerunfailures", "pytest-retry", "flaky")
-"""Names under which plugins register that measure the processes of a run (`measuring` does it on hosts), or repeat a test where
+"""Names under which plugins register that measure the processes of a run (`Measuring` does it on hosts), or repeat a test where
 it failed: one host that runs a test again leaves the others alone in their collectives."""
 
 

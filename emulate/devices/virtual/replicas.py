@@ -485,7 +485,7 @@ def sum_in_ring_order(parts: Sequence[Any]) -> Any:
     import tensorflow as tf
 
     if len(parts) > 2 and parts[0].dtype.is_floating:
-        # One sort: the network of `ordered_sum` would have 24,063 comparisons for 1,024 replicas.
+        # One sort: the network of `fixes.sum_in_one_order` would have 24,063 comparisons for 1,024 replicas.
         columns = tf.sort(tf.stack([tf.reshape(part, [-1]) for part in parts], axis=1), axis=1)
         total = functools.reduce(tf.add, tf.unstack(columns, num=len(parts), axis=1))
         return tf.ensure_shape(tf.reshape(total, tf.shape(parts[0])), parts[0].shape)
