@@ -239,7 +239,7 @@ def make_scratch() -> tuple[Path, int | None]:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     made = folder / "made"
     try:
-        held = _held(made, os.O_CREAT)
+        held = _locked(made, os.O_CREAT)
     except OSError:
         return folder, None
     made.rename(folder / _HELD)  # what has this name is locked, or abandoned
@@ -251,11 +251,11 @@ def _remove_abandoned() -> None:
         folders = [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False)]
     for folder in folders:
         with contextlib.suppress(OSError):  # another user's, one that is being made, or one that is held
-            os.close(_held(folder / _HELD))
+            os.close(_locked(folder / _HELD))
             remove_tree(folder)
 
 
-def _held(path: Path, flags: int = 0) -> int:
+def _locked(path: Path, flags: int = 0) -> int:
     import fcntl
 
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)

@@ -20,7 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.certificates import certificate as certificates
+from gpudist_core.certificates.certificate import (
+    SAME,
+    START,
+    UNITS,
+    Certificate,
+    CertificateMismatch,
+    Floats,
+    Integers,
+    examples_in,
+    examples_of,
+    projected,
+)
 from gpudist_core.checkpoints.exchange import TextExchange, store_of_job
 from gpudist_core.errors import UsageError
 from gpudist_core.upstream import optimizers
@@ -45,12 +56,10 @@ def check(certificate: str | os.PathLike[str] | None, *, precision: str = AUTO) 
     Example:
         >>> optimizer = gd.check(None).optimizer(keras.optimizers.SGD())
     """
-    if precision not in (AUTO, *certificates.UNITS):
-        raise UsageError(f"precision must be one of {', '.join((AUTO, *certificates.UNITS))}", precision=precision)
+    if precision not in (AUTO, *UNITS):
+        raise UsageError(f"precision must be one of {', '.join((AUTO, *UNITS))}", precision=precision)
     return Check(
-        None
-        if certificate is None
-        else Watch(certificates.Certificate.read(certificate), None if precision == AUTO else precision)
+        None if certificate is None else Watch(Certificate.read(certificate), None if precision == AUTO else precision)
     )
 
 
@@ -123,7 +132,7 @@ class Watch:
         certificate: The certificate.
     """
 
-    def __init__(self, certificate: certificates.Certificate, precision: str | None) -> None:
+    def __init__(self, certificate: Certificate, precision: str | None) -> None:
         self.certificate, self._precision = certificate, precision
         self._comparison: StepChecker | None = None
         self._optimizer: Any = None
@@ -218,12 +227,12 @@ class Watch:
 
         def start() -> Any:
             values = [tf.convert_to_tensor(variable) for _, variable in pairs]
-            return certificates.projected(values, names, tf.constant(certificates.START, tf.int64))
+            return projected(values, names, tf.constant(START, tf.int64))
 
         def report() -> Any:
-            projections = certificates.projected([gradient for gradient, _ in pairs], names, counter) / summed
+            projections = projected([gradient for gradient, _ in pairs], names, counter) / summed
             first = tf.cond(tf.equal(counter, 0), start, lambda: tf.zeros_like(projections))
-            examples = certificates.examples_in(inputs) if inputs and not is_outside else tf.zeros([3], tf.int64)
+            examples = examples_in(inputs) if inputs and not is_outside else tf.zeros([3], tf.int64)
             taken = partial(self._take, replica, local if is_outside else None)
             return tf.numpy_function(taken, [counter, projections, first, examples], tf.int64)
 
@@ -246,7 +255,7 @@ class Watch:
         assert self._comparison is not None
         with self._ended_by_errors():
             if outside is not None:
-                examples = certificates.examples_of([np.asarray(value) for value in _inputs(self.certificate, outside)])
+                examples = examples_of([np.asarray(value) for value in _inputs(self.certificate, outside)])
             self._comparison.take(int(step), replica, Fingerprints(projections, start, examples))
         return np.int64(0)
 
@@ -281,7 +290,7 @@ def _is_floating(variable: Any) -> bool:
     return str(getattr(dtype, "name", dtype)).startswith(("float", "bfloat"))
 
 
-def _check_tensors(certificate: certificates.Certificate, variables: list[Any]) -> None:
+def _check_tensors(certificate: Certificate, variables: list[Any]) -> None:
     """Raise CertificateMismatch where the optimizer gets gradients of other variables."""
     for number in range(max(len(certificate.tensors), len(variables))):
         tensor = certificate.tensors[number] if number < len(certificate.tensors) else None
@@ -291,14 +300,14 @@ def _check_tensors(certificate: certificates.Certificate, variables: list[Any]) 
         if seen != certified:
             name = tensor.name if tensor is not None else str(getattr(variable, "path", getattr(variable, "name", "")))
             advice = "The model has other variables than the certified one."
-            raise certificates.CertificateMismatch(0, "start", name, seen, certified, 0.0, advice)
+            raise CertificateMismatch(0, "start", name, seen, certified, 0.0, advice)
 
 
 def _kept(shape: Any) -> tuple[int, ...]:
     return tuple(shape) or (1,)  # as a verification keeps scalars
 
 
-def _inputs(certificate: certificates.Certificate, replica: int) -> list[Any]:
+def _inputs(certificate: Certificate, replica: int) -> list[Any]:
     """Return the arguments of `Strategy.run` with the examples of a replica, with known shapes.
 
     Args:
@@ -330,7 +339,7 @@ def _inputs(certificate: certificates.Certificate, replica: int) -> list[Any]:
         if dtype != place.dtype or shape is None or not shape[1:].is_compatible_with(place.shape):
             seen, certified = f"'{dtype} {None if shape is None else list(shape)[1:]}'", f"'{place.dtype} {list(place.shape)}'"
             advice = "The examples have another type or shape than the certified ones."
-            raise certificates.CertificateMismatch(0, "examples", f"input {place.position + 1}", seen, certified, 0.0, advice)
+            raise CertificateMismatch(0, "examples", f"input {place.position + 1}", seen, certified, 0.0, advice)
         inputs.append(value if shape[1:].is_fully_defined() else tf.ensure_shape(value, [None, *place.shape]))
     return inputs
 
@@ -350,9 +359,9 @@ _EXPLAIN = "To see why, record these steps with `gpudist launch --record 5`, and
 class Fingerprints:
     """Hold what one replica reports of a step, or what several report together."""
 
-    projections: certificates.Floats
-    start: certificates.Floats
-    examples: certificates.Integers
+    projections: Floats
+    start: Floats
+    examples: Integers
 
     @classmethod
     def total(cls, parts: list[Fingerprints]) -> Fingerprints:
@@ -376,7 +385,7 @@ class StepChecker:
     """
 
     def __init__(
-        self, certificate: certificates.Certificate, precision: str, local: int, exchange: TextExchange, end: Callable[[], None]
+        self, certificate: Certificate, precision: str, local: int, exchange: TextExchange, end: Callable[[], None]
     ) -> None:
         self._certificate, self._precision, self._local = certificate, precision, local
         self._exchange, self._end = exchange, end
@@ -419,7 +428,7 @@ class StepChecker:
         certified, tolerance = float(self._certificate.losses[step, 0]), self._certificate.loss_tolerance(step, self._precision)
         if np.isfinite(certified) and not abs(loss - certified) <= tolerance:
             advice = "The gradients of this step are the certified ones: compare how the loss is reported."
-            raise certificates.CertificateMismatch(step, "loss", "loss", f"{loss:.6g}", f"{certified:.6g}", tolerance, advice)
+            raise CertificateMismatch(step, "loss", "loss", f"{loss:.6g}", f"{certified:.6g}", tolerance, advice)
 
     def _of_all_hosts(self, reports: list[Fingerprints]) -> Fingerprints:
         own = Fingerprints.total(reports)
@@ -430,15 +439,13 @@ class StepChecker:
     def _compare(self, step: int, seen: Fingerprints) -> None:
         certificate = self._certificate
         if step == 0:
-            at = _worst(seen.start, certificate.start, certificates.SAME * certificate.start_norms)
+            at = _worst(seen.start, certificate.start, SAME * certificate.start_norms)
             if at is not None:
                 seed = f"It was verified with --seed {certificate.seed}."
                 advice = f"The variables begin otherwise: another seed, or restored ones. {seed}"
-                raise self._mismatch(
-                    0, "start", at, seen.start, certificate.start, certificates.SAME * certificate.start_norms, advice
-                )
+                raise self._mismatch(0, "start", at, seen.start, certificate.start, SAME * certificate.start_norms, advice)
         if certificate.inputs and not np.array_equal(seen.examples, certificate.examples[step]):
-            raise certificates.CertificateMismatch(
+            raise CertificateMismatch(
                 step,
                 "examples",
                 "global batch",
@@ -453,23 +460,14 @@ class StepChecker:
             raise self._mismatch(step, "gradient", at, seen.projections, certified, tolerances, advice)
 
     def _mismatch(
-        self,
-        step: int,
-        stage: str,
-        at: tuple[int, int],
-        seen: certificates.Floats,
-        certified: certificates.Floats,
-        tolerances: certificates.Floats,
-        advice: str,
-    ) -> certificates.CertificateMismatch:
+        self, step: int, stage: str, at: tuple[int, int], seen: Floats, certified: Floats, tolerances: Floats, advice: str
+    ) -> CertificateMismatch:
         name = self._certificate.tensors[at[0]].name
         value, expected = (f"{float(values[at]):.6g}" for values in (seen, certified))
-        return certificates.CertificateMismatch(step, stage, name, value, expected, float(tolerances[at[0]]), advice)
+        return CertificateMismatch(step, stage, name, value, expected, float(tolerances[at[0]]), advice)
 
 
-def _worst(
-    seen: certificates.Floats, certified: certificates.Floats, tolerances: certificates.Floats
-) -> tuple[int, int] | None:
+def _worst(seen: Floats, certified: Floats, tolerances: Floats) -> tuple[int, int] | None:
     """Return tensor and projection that leave their tolerance most, or None. NaN is certified nowhere, and within nothing."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         off = np.abs(seen - certified)
@@ -481,13 +479,13 @@ def _worst(
     return int(tensor), int(number)
 
 
-def _ratio(seen: certificates.Floats, certified: certificates.Floats) -> str:
+def _ratio(seen: Floats, certified: Floats) -> str:
     """Say that a gradient is a multiple of the certified one, where it is."""
     ratio = float(seen @ certified / (certified @ certified or 1.0))
     is_multiple = np.linalg.norm(seen - ratio * certified) <= _CLOSE * np.linalg.norm(seen)
     return f"The gradient is {ratio:.4g}x the certified one. " if is_multiple else ""
 
 
-def _as_text(examples: certificates.Integers) -> str:
+def _as_text(examples: Integers) -> str:
     count, keys, _ = (int(number) for number in examples)
     return f"'{count} examples, {keys % 2**64:016x}'"

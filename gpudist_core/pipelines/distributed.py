@@ -169,7 +169,7 @@ class Distributed:
             An iterator. `close()` stops its threads, and so does dropping it.
         """
         if not self._is_of_all:
-            check(self._plan, self.strategy)
+            check_same_data(self._plan, self.strategy)
             self._is_of_all = True
         shares = self._plan.shares(self._replicas, epoch, start)
         # One thread is enough to copy; several may be in the user's functions and files.
@@ -295,7 +295,7 @@ def length_of(plan: Plan) -> int:
 _TOLERANCE = 2e-3  # of numbers that each host has computed itself, on a device that adds up in no fixed order
 
 
-def check(plan: Plan, strategy: Any) -> None:
+def check_same_data(plan: Plan, strategy: Any) -> None:
     """Raise unless all hosts were given the same data in the same order.
 
     Args:
