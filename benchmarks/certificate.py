@@ -84,8 +84,7 @@ def _checked(optimizer: Any, model: Any, steps: int) -> None:
     import numpy as np
 
     from gpudist_core.certificates import NUM, Certificate, Input, Tensor, examples_of
-    from gpudist_core.certificates.checks import Check
-    from gpudist_core.certificates.watch import Watch
+    from gpudist_core.certificates.checks import Check, Watch
 
     tensors = tuple(Tensor(v.path, tuple(v.shape), v.dtype) for v in model.trainable_variables)
     unknown = {name: np.full((steps, len(tensors)), np.nan) for name in ("norms", "noise")}

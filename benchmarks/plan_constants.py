@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.plan_accuracy import DATA, Row, figures, of_groups, read
-from emulate.plan import model, uncertainty
+from emulate.plan import model
 
 PLACES = {
-    "STRAGGLING_MEDIAN": uncertainty,
-    "STRAGGLING_SPREAD": uncertainty,
-    "BANDWIDTH_SPREAD": uncertainty,
-    "RING_SPREAD": uncertainty,
-    "LATENCY_SPREAD": uncertainty,
-    "OVERLAP_MAX": uncertainty,
-    "NOISE": uncertainty,
-    "NETWORK_SPREAD": uncertainty,
+    "STRAGGLING_MEDIAN": model,
+    "STRAGGLING_SPREAD": model,
+    "BANDWIDTH_SPREAD": model,
+    "RING_SPREAD": model,
+    "LATENCY_SPREAD": model,
+    "OVERLAP_MAX": model,
+    "NOISE": model,
+    "NETWORK_SPREAD": model,
     "ALWAYS_WAITED": model,
     "USUAL_COLLECTIVES": model,
 }
@@ -26,7 +26,7 @@ Groups = Sequence[Sequence[Row]]
 def put(name: str, value: float) -> None:
     """Set a constant."""
     setattr(PLACES[name], name, value)
-    uncertainty.draws.cache_clear()
+    model.draws.cache_clear()
 
 
 def score(groups: Groups) -> float:

@@ -39,41 +39,21 @@ if TYPE_CHECKING:
     from gpudist_core.steps import TrainStep
     from gpudist_core.strategies import make_strategy
 
-_PLACES = {
-    "CertificateMismatch": "certificates",
-    "Check": "certificates.checks",
-    "CheckpointRefused": "checkpoints",
-    "Checkpoints": "checkpoints",
-    "CoordinatedTraining": "parameter_servers",
-    "Distributed": "pipelines",
-    "Environment": "environments",
-    "FolderInUse": "checkpoints",
-    "HostMissing": "checkpoints",
-    "PartitionedEmbedding": "parameter_servers",
-    "PartitionedTable": "parameter_servers",
-    "Pipeline": "pipelines",
-    "Preempted": "checkpoints",
-    "Replicas": "replicas",
-    "Replicated": "static",
-    "Restored": "checkpoints",
-    "SaveFailed": "checkpoints",
-    "ShardedEmbedding": "static",
-    "ShardedTable": "static",
-    "TrainStep": "steps",
-    "Unavailable": "errors",
-    "UnknownLength": "pipelines",
-    "UsageError": "errors",
-    "WrongUse": "errors",
-    "check": "certificates.checks",
-    "distributed": "keras_model",
-    "environment": "environments",
-    "make_strategy": "strategies",
-    "partition": "parameter_servers",
-    "per_replica": "replicas",
-    "replicas_of": "replicas",
-    "replicate": "static",
-    "shard": "static",
+_NAMES = {
+    "certificates": ("CertificateMismatch",),
+    "certificates.checks": ("Check", "check"),
+    "checkpoints": ("CheckpointRefused", "Checkpoints", "FolderInUse", "HostMissing", "Preempted", "Restored", "SaveFailed"),
+    "environments": ("Environment", "environment"),
+    "errors": ("Unavailable", "UsageError", "WrongUse"),
+    "keras_model": ("distributed",),
+    "parameter_servers": ("CoordinatedTraining", "PartitionedEmbedding", "PartitionedTable", "partition"),
+    "pipelines": ("Distributed", "Pipeline", "UnknownLength"),
+    "replicas": ("Replicas", "per_replica", "replicas_of"),
+    "static": ("Replicated", "ShardedEmbedding", "ShardedTable", "replicate", "shard"),
+    "steps": ("TrainStep",),
+    "strategies": ("make_strategy",),
 }
+_PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 _WITHOUT_TENSORFLOW = ("environments", "errors")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.gradients import all_reduce
 from gpudist_core.state import PerThread
 from gpudist_core.upstream import patches
 

@@ -1,20 +1,34 @@
 """Run hosts as processes: the pre-loaded parent that forks them, their isolation, supervision and end."""
 
-from emulate.cluster.checks import check_function, check_time_limit, checked_environment
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
-from emulate.cluster.explain import Follower, HostState, explain_hang
-from emulate.cluster.failures import TEMPORARY_FAILURE, first_cause, follows_from_a_peer, leaves_in_order, patience_after
 from emulate.cluster.gpus import ask_before_waiting
-from emulate.cluster.hang import Hang, HangJudge
+from emulate.cluster.hang import Follower, Hang, HangJudge, HostState, explain_hang
 from emulate.cluster.host import HostContext, describe, note_no_route
-from emulate.cluster.isolation import describe_isolation
-from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
-from emulate.cluster.names import take_names
-from emulate.cluster.owner import Owner
+from emulate.cluster.isolation import describe_isolation, take_names
+from emulate.cluster.lives import (
+    TEMPORARY_FAILURE,
+    Standstill,
+    asks_to_go_on,
+    first_cause,
+    follows_from_a_peer,
+    is_for_ever,
+    leaves_in_order,
+    next_life,
+    patience_after,
+)
 from emulate.cluster.parent import Preload
-from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
-from emulate.cluster.roles import FIRST_PORT, roles_of
+from emulate.cluster.plan import (
+    FIRST_PORT,
+    ClusterPlan,
+    HostOutcome,
+    Owner,
+    RemoteError,
+    check_function,
+    check_time_limit,
+    checked_environment,
+    roles_of,
+)
 from emulate.cluster.sigterm import first_sigterm
 from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.threads import Thread, waits_for

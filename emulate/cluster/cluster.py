@@ -13,16 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, final
 
-from emulate.cluster.checks import check_function, check_time_limit, checked_environment
 from emulate.cluster.environ import is_read_at_import
-from emulate.cluster.explain import Follower, explain_hang
-from emulate.cluster.failures import first_cause, patience_after, telling
+from emulate.cluster.hang import Follower, explain_hang
 from emulate.cluster.host import HostContext
-from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
-from emulate.cluster.owner import Owner
-from emulate.cluster.parent import Preload
-from emulate.cluster.plan import ClusterPlan, HostOutcome
-from emulate.cluster.shared import share_preload
+from emulate.cluster.lives import Standstill, asks_to_go_on, first_cause, is_for_ever, next_life, patience_after, telling
+from emulate.cluster.parent import Preload, share_preload
+from emulate.cluster.plan import ClusterPlan, HostOutcome, Owner, check_function, check_time_limit, checked_environment
 from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
@@ -299,7 +295,7 @@ def _hung(follower: Follower, what: str, reason: str) -> Hung:
 
 def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, has_arrived: bool) -> NoReturn:
     name, output = running.name(outcome.host), _last_output(running, outcome.host)
-    expected = _expected(running)
+    expected = "".join(f"A fault was injected: {fired}. " for fired in running.fired)
     after = "" if step is None else f" after step {step}"
     if outcome.error is not None:
         said = f"{outcome.error.kind} on {name}:\n{shorten_traceback(outcome.error.traceback_text)}{output}"
@@ -317,11 +313,6 @@ _ARRIVE = (
     "A host must be able to unpickle a function and its arguments, as it can numbers, NumPy arrays and containers of them, "
     "before it calls it."
 )
-
-
-def _expected(running: RunningCluster) -> str:
-    """Return the message about the faults that have occurred."""
-    return "".join(f"A fault was injected: {fired}. " for fired in running.fired)
 
 
 def _last_output(running: RunningCluster, host: int) -> str:

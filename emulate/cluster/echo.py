@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from emulate.cluster.roles import host_name
+from emulate.cluster.plan import host_name
 
 
 class Echo:

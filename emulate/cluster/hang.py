@@ -1,8 +1,10 @@
-"""Detect when a cluster hangs forever, and why.
+"""Detect when a cluster hangs forever, and why, and describe each host of it.
 
 Either every live host is inside a collective that no live peer can complete. Or nobody works, and those that are in no
 collective wait for a lock, a queue or an event that none of their threads can give back, fill or set, or for data that does not
 come.
+
+A host that does not continue is described by what it waits for, its last step and collective, and its stack.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from emulate.cluster.roles import host_name, roles_of
-from emulate.cluster.threads import DATA, LOCK, TENSORFLOW, Thread, is_at_a_lock, is_fed_by_a_lock, place_of, waits_for
+from emulate.cluster.plan import host_name, roles_of
+from emulate.cluster.supervision import RunningCluster
+from emulate.cluster.threads import DATA, LOCK, SLEEP, TENSORFLOW, Thread, is_at_a_lock, is_fed_by_a_lock, place_of, waits_for
 from emulate.topology import Topology
 
 PATIENCE = 2.5
@@ -116,7 +119,10 @@ class HangJudge:
         """Take in an event of a host: `collective`, `progress`, `reached`, `continued` or `exit`."""
         state, kind = self._hosts[host], event["event"]
         if kind == "collective":
-            self._move(state, event)
+            if event["phase"] == "enter":
+                state.inside[event["replica"]] = (event["ordinal"], event["name"])
+            else:
+                state.inside.pop(event["replica"], None)
         elif kind == "site":
             state.known.add(event["name"])
         elif kind == "progress":
@@ -130,12 +136,6 @@ class HangJudge:
         else:
             return
         self._since = None
-
-    def _move(self, host: _Host, event: Mapping[str, Any]) -> None:
-        if event["phase"] == "enter":
-            host.inside[event["replica"]] = (event["ordinal"], event["name"])
-        else:
-            host.inside.pop(event["replica"], None)
 
     def verdict(self, cluster: Watched) -> Hang | None:
         """Return the hang, or None while a host may still continue. Call it several times a second."""
@@ -152,7 +152,8 @@ class HangJudge:
         if now - self._since < patience:
             return None
         if is_hopeless:
-            return self._describe(live)
+            where = {number: self._where(host) for number, host in enumerate(self._hosts)}
+            return Hang(self._code(live), self._text(where), where)
         self._since = None  # asked again only after as long
         return self._explain(live, cluster)
 
@@ -184,10 +185,6 @@ class HangJudge:
             where[number] = f"{doing}{places[number]}{self._hosts[number].after}"
         code = "python-deadlock" if LOCK in outside.values() else "waits-for-data"
         return Hang(code, self._text(where), dict(sorted(where.items())))
-
-    def _describe(self, live: dict[int, _Host]) -> Hang:
-        where = {number: self._where(host) for number, host in enumerate(self._hosts)}
-        return Hang(self._code(live), self._text(where), where)
 
     def _text(self, where: dict[int, str]) -> str:
         return "; ".join(f"{host_name(self._roles, number)} {what}" for number, what in sorted(where.items()))
@@ -221,3 +218,124 @@ class HangJudge:
             "missing": "never started",
         }.get(status, "was ended")
         return f"{how}{after}"
+
+
+_WORDS = {
+    DATA: "waits for the next batch of its data",
+    LOCK: "waits for a lock or another thread",
+    TENSORFLOW: "is in a TensorFlow function",
+    SLEEP: "sleeps",
+}
+
+
+@dataclass(frozen=True)
+class HostState:
+    """Hold what is known about a host.
+
+    Attributes:
+        host: Its number.
+        name: What messages call it.
+        doing: What it does, in words.
+        step: Its last step, counted from 1; None where none was seen.
+        collective: Its last collective; None where none was seen.
+        stack: Its Python stack, outermost call first; empty where it is gone.
+    """
+
+    host: int
+    name: str
+    doing: str
+    step: int | None
+    collective: str | None
+    stack: str
+
+    def __str__(self) -> str:
+        parts = [f"last step {self.step}"] if self.step is not None else []
+        parts += [f"last collective {self.collective}"] if self.collective else []
+        details = f" ({', '.join(parts)})" if parts else ""
+        return f"{self.name} {self.doing}{details}" + (f":\n{self.stack}" if self.stack else "")
+
+
+@dataclass
+class Follower:
+    """Follow the events of a cluster, to tell where each host is.
+
+    Args:
+        cluster: Which one.
+    """
+
+    cluster: RunningCluster
+    judge: HangJudge = field(init=False)
+    _steps: dict[int, int] = field(default_factory=dict, init=False)
+    _collectives: dict[int, str] = field(default_factory=dict, init=False)
+    _inside: dict[int, set[int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.judge = HangJudge(self.cluster.plan.topology)
+
+    def feed(self, host: int, event: Mapping[str, Any]) -> None:
+        """Take in an event."""
+        self.judge.feed(host, event)
+        if event["event"] == "progress":
+            self._steps[host] = event["step"]
+        elif event["event"] == "collective":
+            self._collectives[host] = f"{event['name']}, number {event['ordinal']}"
+            inside = self._inside.setdefault(host, set())
+            (inside.add if event["phase"] == "enter" else inside.discard)(event["replica"])
+
+    def hang(self) -> Hang | None:
+        """Return the hang if nothing can continue; None for a standstill that a fault made."""
+        return None if self.cluster.fired_now else self.judge.verdict(self.cluster)
+
+    def step(self, host: int) -> int | None:
+        """Return the last step that a host was seen to make."""
+        return self._steps.get(host)
+
+    def states(self) -> list[HostState]:
+        """Return where each host is."""
+        stacks, threads = self.cluster.stacks(), self.cluster.threads()
+        ends = {outcome.host: outcome for outcome in self.cluster.outcomes}
+        states = []
+        for host in range(len(self.cluster.roles)):
+            if host in ends:
+                doing = _ended(ends[host].status, ends[host].code)
+            elif host in self.cluster.stopped:
+                doing = "is stopped by a fault"
+            elif self._inside.get(host):
+                doing = f"waits in {self._collectives[host].rpartition(', ')[0]}"
+            else:
+                host_threads = threads.get(host, [])
+                doing = _WORDS.get(waits_for(host_threads), "runs") + place_of(host_threads)
+            states.append(
+                HostState(
+                    host,
+                    self.cluster.name(host),
+                    doing,
+                    self._steps.get(host),
+                    self._collectives.get(host),
+                    stacks.get(host, ""),
+                )
+            )
+        return states
+
+
+def explain_hang(follower: Follower) -> str:
+    """Return a text about each host: what it does, its last step and collective, its stack.
+
+    Args:
+        follower: Was fed with the cluster's events; one that was not knows the stacks alone.
+
+    Returns:
+        The text.
+    """
+    expected = [f"It was to be expected: {fired}." for fired in follower.cluster.fired_now]
+    return "\n".join([*expected, *(str(state) for state in follower.states())])
+
+
+def _ended(status: str, code: int | None) -> str:
+    return {
+        "returned": "has ended",
+        "raised": "has raised",
+        "exited": f"left with exit code {code}",
+        "killed": f"was killed by signal {-(code or 0)}",
+        "missing": "never started",
+    }.get(status, "was ended")

@@ -1,4 +1,8 @@
-"""Run a host: the forked process that runs an entry on its main thread and reports how it ended."""
+"""Run a host: the forked process that runs an entry on its main thread and reports how it ended.
+
+Hosts are forks of one process and so have the seed of its hashes. What a program makes of the order of a set of strings is then
+the same on all of them, and on real hosts it is not. So a host may run in a separate interpreter with its own hash seed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from emulate.cluster import stacks, system
+from emulate.cluster import system, threads
 from emulate.cluster.channel import ANSWER, EVENT, RESULT, Channel
 from emulate.cluster.environ import EnvironmentWatch
 from emulate.cluster.plan import RemoteError
@@ -28,7 +32,7 @@ from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
 from emulate.devices import GpuShare
 from emulate.errors import Unavailable, UsageError
-from emulate.faults import HostFaults, Late
+from emulate.faults import Board, HostFaults, Late
 from emulate.faults import install as install_faults
 from emulate.imports import when_imported
 from emulate.pickling import to_bytes
@@ -143,11 +147,15 @@ def run(settings: HostSettings, context: HostContext, output: tuple[int, int] | 
         _be_late(settings.faults, context)
         code = _run_entry(settings, context)
         if code == 0 and settings.waits_for_others:
-            _wait_for_others(context._channel.socket)
+            # Stay until all are over: a host that leaves first takes the connections of the others with it.
+            with contextlib.suppress(OSError):
+                context._channel.socket.recv(64)
     except Exception as error:  # our own fault, before the entry ran
         _send_result(context, "raised", RemoteError(type(error).__qualname__, str(error), traceback.format_exc()))
     finally:
-        _flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         os._exit(code)
 
 
@@ -164,7 +172,7 @@ def _become_a_process_of_its_own(context: HostContext, output: tuple[int, int] |
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     context.directory.mkdir(exist_ok=True)
     _redirect(context.directory, output)
-    stacks.answer_signals(context.directory)
+    threads.answer_signals(context.directory)
     sys.modules["__main__"] = ModuleType("__main__")
     sys.argv[:] = [""]
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -323,13 +331,41 @@ def _pickle_error(error: BaseException) -> bytes | None:
         return None
 
 
-def _wait_for_others(sock: socket.socket) -> None:
-    """Stay until all are over: a host that leaves first takes the connections of the others with it."""
-    with contextlib.suppress(OSError):
-        sock.recv(64)
+_START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.host import main; main(int(sys.argv[1]))"
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+def run_in_own_interpreter(
+    settings: HostSettings, context: HostContext, output: tuple[int, int] | None, parent: int
+) -> NoReturn:
+    """Be a host, from the fork to the end of the process, in an interpreter that has imported nothing yet.
+
+    Args:
+        settings: Of the host; it has no faults to come, for what tells hosts of them does not outlast the change.
+        context: The host's.
+        output: Where its standard output and error go; None for files.
+        parent: The keeper's process id.
+    """
+    assert not settings.faults.faults, "faults do not reach a host with an interpreter of its own"
+    channel, views = context.fileno(), context.views
+    values = {name: value for name, value in vars(settings).items() if name != "faults"} | {"is_preloaded": False}
+    place = {name: getattr(context, name) for name in ("topology", "host", "role", "directory", "has_own_network")}
+    file = os.memfd_create("gpudist")
+    with os.fdopen(os.dup(file), "wb") as stream:
+        stream.write(pickle.dumps((values, place, views, channel, output, parent)))
+    for fd in (file, channel, *(output or ())):
+        os.set_inheritable(fd, True)
+    # One seed for each host; what the program's own child processes hash is then as on this host.
+    environment = {**os.environ, "PYTHONHASHSEED": str(1 + context.host)}
+    os.execve(sys.executable, [sys.executable, "-c", _START, str(file), *sys.path], environment)
+
+
+def main(file: int) -> NoReturn:
+    """Be the host that the file tells of."""
+    os.lseek(file, 0, os.SEEK_SET)
+    with os.fdopen(file, "rb") as stream:
+        values, place, views, channel, output, parent = pickle.load(stream)
+    for fd in (channel, *(output or ())):
+        os.set_inheritable(fd, False)
+    context = HostContext(**place, _channel=Channel(socket.socket(fileno=channel)), _views=views)
+    settings = HostSettings(**values, faults=HostFaults(context.host, {}, Board(1)))
+    run(settings, context, output, parent)

@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from emulate.cluster import host, roles, stacks, system
+from emulate.cluster import host, system, threads
 from emulate.cluster.channel import CONTROL, Channel, Inbox
-from emulate.cluster.isolation import Capability, Isolation, isolate
-from emulate.cluster.links import Links, address
-from emulate.cluster.own_interpreter import run_in_own_interpreter
-from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.isolation import Capability, Isolation, Links, address, isolate
+from emulate.cluster.plan import FIRST_PORT, ClusterPlan, hold_ports, roles_of, tf_config
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
 from emulate.devices import GpuShare
@@ -57,7 +55,7 @@ class Again:
         return _AGAIN + pickle.dumps(self)
 
 
-_SIGNALS = {b"stacks": stacks.SIGNAL, b"terminate": signal.SIGTERM}
+_SIGNALS = {b"stacks": threads.STACK_SIGNAL, b"terminate": signal.SIGTERM}
 _AGAIN = b"again "
 
 
@@ -125,7 +123,7 @@ class _Keeper:
         self._order = order
         self._plan = order.plan
         self._home = order.plan.directory
-        self._roles = roles.roles_of(order.plan.topology)
+        self._roles = roles_of(order.plan.topology)
         self._hosts: dict[int, int] = {}  # process id: number
         self._isolation = Isolation()
         self._held_ports: list[socket.socket] = []
@@ -133,13 +131,15 @@ class _Keeper:
 
     def run(self, capability: Capability, is_preloaded: bool) -> None:
         system.adopt_orphans()
-        signal.signal(stacks.SIGNAL, signal.SIG_IGN)  # a host that is asked for its stack before it can answer must live
+        signal.signal(threads.STACK_SIGNAL, signal.SIG_IGN)  # a host that is asked for its stack before it can answer must live
         try:
             fds = self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
             self._isolate(capability)
             while True:
                 self._fork_hosts(fds, is_preloaded)
-                self._report_ready()
+                hosts = {number: pid for pid, number in self._hosts.items()}
+                isolation = self._isolation
+                self._report({"is": "ready", "hosts": hosts, "isolation": str(isolation), "notes": isolation.notes})
                 again = self._watch()
                 if again is None:
                     break
@@ -150,11 +150,6 @@ class _Keeper:
             end_descendants()
             self._isolation.views.remove()
             remove_tree(self._home / "tmp")
-
-    def _report_ready(self) -> None:
-        hosts = {number: pid for pid, number in self._hosts.items()}
-        isolation = self._isolation
-        self._report({"is": "ready", "hosts": hosts, "isolation": str(isolation), "notes": isolation.notes})
 
     def _begin_again(self, again: Again) -> list[int]:
         """End this life; in the next, network, views and temporary folder are the same, with what was written there."""
@@ -209,7 +204,7 @@ class _Keeper:
                     os.close(fd)
                 context, output = self._context(number, channel), outputs[number] if outputs else None
                 if self._plan.own_hashes and number:
-                    run_in_own_interpreter(settings, context, output, parent)
+                    host.run_in_own_interpreter(settings, context, output, parent)
                 host.run(settings, context, output, parent)
             self._hosts[pid] = number
         for channel in channels:
@@ -222,10 +217,10 @@ class _Keeper:
         """Return the addresses and ports of the hosts' servers."""
         numbers = range(len(self._roles))
         if self._links is not None:
-            return [f"{address(number)}:{roles.FIRST_PORT}" for number in numbers]
+            return [f"{address(number)}:{FIRST_PORT}" for number in numbers]
         if self._isolation.own_network:
-            return [f"127.0.0.1:{roles.FIRST_PORT + number}" for number in numbers]
-        self._held_ports = roles.hold_ports(len(self._roles))
+            return [f"127.0.0.1:{FIRST_PORT + number}" for number in numbers]
+        self._held_ports = hold_ports(len(self._roles))
         return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._held_ports]
 
     def _settings(self, places: list[str], number: int, is_preloaded: bool, board: Board) -> host.HostSettings:
@@ -239,7 +234,7 @@ class _Keeper:
             environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(self._home / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
-            tf_config=roles.tf_config(*self._of_virtual_hosts(places), plan.virtual_host or number),
+            tf_config=tf_config(*self._of_virtual_hosts(places), plan.virtual_host or number),
             sets_tf_config=self._plan.sets_tf_config,
             is_preloaded=is_preloaded,
             emulated=plan.emulated,
@@ -252,7 +247,7 @@ class _Keeper:
         topology = self._plan.topology
         if not topology.is_virtual:
             return self._roles, places
-        return ("worker",) * topology.num_hosts, [f"127.0.0.1:{roles.FIRST_PORT + host}" for host in range(topology.num_hosts)]
+        return ("worker",) * topology.num_hosts, [f"127.0.0.1:{FIRST_PORT + host}" for host in range(topology.num_hosts)]
 
     def _gpus_of(self, number: int) -> GpuShare | None:
         """Return the GPUs of a host that trains; None for a chief and for parameter servers."""

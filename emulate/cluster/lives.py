@@ -1,13 +1,16 @@
-"""Decide when a cluster with faults is restarted, as a scheduler would."""
+"""Decide when a cluster with faults is restarted, as a scheduler would, and find the host whose end explains why it failed.
+
+The first to raise has often only lost a peer.
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from emulate.cluster.failures import first_cause, leaves_in_order
-from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.supervision import RunningCluster
 from emulate.faults import Disconnect, Fault, Missing, Stop
 
@@ -49,15 +52,62 @@ class Standstill:
         """Return whether this is so now. Call it several times a second."""
         if not any(is_for_ever(fired.fault) for fired in self._cluster.fired_now):
             return False
-        now, used = self._clock(), self._processor_seconds()
+        now, used = self._clock(), sum(self._cluster.cpu_seconds(host) for host in range(len(self._cluster.roles)))
         if self._since is None or used - self._used > _BUSY * max(1.0, now - self._since):
             self._since, self._used = now, used
         return now - self._since >= STANDSTILL
-
-    def _processor_seconds(self) -> float:
-        return sum(self._cluster.cpu_seconds(host) for host in range(len(self._cluster.roles)))
 
 
 def is_for_ever(fault: Fault) -> bool:
     """Return whether the fault removes its host for good, even if the process still exists."""
     return isinstance(fault, Missing) or (isinstance(fault, (Stop, Disconnect)) and fault.seconds is None)
+
+
+PEER_IS_GONE = re.compile(
+    r"Socket closed|Connection reset by peer|tasks are unhealthy|failed to connect to all|GOAWAY|Connection refused"
+    r"|heartbeat|Broken pipe|UNAVAILABLE|Collective ops is aborted by"
+)
+"""TensorFlow's errors on a host whose peer exited, or did something else than it."""
+TEMPORARY_FAILURE = 75
+"""The exit code (EX_TEMPFAIL) by which a program asks to be started again, as gpudist_core's Preempted does."""
+PEER_SECONDS = 1.0
+"""Seconds to wait, after such an error, for the end of the peer."""
+SAVING_SECONDS = 10.0
+"""Seconds for the other hosts to exit after one has exited normally."""
+
+_CHATTER = re.compile(
+    r"I\d{4} \d\d:\d\d:\d|/job:\w+/replica:\d+/task:\d+$|WARNING: All log messages before absl|E\d{4}.*failed call to cuInit"
+)
+
+
+def telling(text: str, most: int = 20) -> list[str]:
+    """Return the last lines of a host's output, without TensorFlow's lines that report no problem."""
+    return [line for line in text.splitlines() if line.strip() and not _CHATTER.match(line)][-most:]
+
+
+def has_failed(outcome: HostOutcome) -> bool:
+    """Return whether an outcome is a failure."""
+    return outcome.status not in ("returned", "missing", "ended") and (outcome.status, outcome.code) != ("exited", 0)
+
+
+def follows_from_a_peer(outcome: HostOutcome) -> bool:
+    """Return whether a host raised because another was gone: the other host's end explains more."""
+    return outcome.error is not None and bool(PEER_IS_GONE.search(outcome.error.traceback_text + outcome.error.message))
+
+
+def leaves_in_order(outcome: HostOutcome) -> bool:
+    """Return whether a host left to be restarted. Its peers leave too, once they have saved."""
+    return outcome.status == "exited" and outcome.code == TEMPORARY_FAILURE
+
+
+def patience_after(outcome: HostOutcome) -> float:
+    """Return for how many seconds to wait for the ends of other hosts after one has failed."""
+    if leaves_in_order(outcome):
+        return SAVING_SECONDS
+    return PEER_SECONDS if follows_from_a_peer(outcome) else 0.0
+
+
+def first_cause(outcomes: Sequence[HostOutcome]) -> HostOutcome | None:
+    """Return the failure that explains most: a host that left, else an error that is not about a peer, else the first."""
+    failed = [outcome for outcome in outcomes if has_failed(outcome)]
+    return min(failed, key=follows_from_a_peer, default=None)

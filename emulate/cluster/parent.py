@@ -1,4 +1,8 @@
-"""Control the pre-loaded parent from the supervisor: start it, let it fork clusters, end it."""
+"""Control the pre-loaded parent from the supervisor: start it, let it fork clusters, end it.
+
+Clusters of a process share one, as each needs seconds to import TensorFlow. It has the scratch folder of its supervisor; those
+of supervisors that were killed before they could clean up are removed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -15,12 +20,11 @@ from types import TracebackType
 from typing import final
 
 from emulate.cluster.channel import CONTROL, Channel
+from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Order
-from emulate.cluster.owner import Owner
-from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.plan import ClusterPlan, Owner
 from emulate.cluster.preload import Hello
-from emulate.cluster.scratch import make_scratch
 from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.devices import check_tensorflow
@@ -173,3 +177,91 @@ def _clean_up(directory: Path, held: int | None) -> None:
         remove_tree(directory)
     if held is not None:
         os.close(held)
+
+
+_OF_ONE_TEST = "PYTEST_CURRENT_TEST"
+_sharing = threading.Lock()
+_shared: Preload | None = None
+_started_with: dict[str, str] = {}
+
+
+def share_preload(environment: Mapping[str, str]) -> tuple[Preload, dict[str, str]]:
+    """Return the pre-loaded parent of this process. It ends with this process.
+
+    Another one is started where a host must not have what the first one was started with.
+
+    Args:
+        environment: Environment variables for the hosts, added to those of this process.
+
+    Returns:
+        The parent, and the environment variables that its hosts get besides its own.
+
+    Raises:
+        UsageError: If the working directory is gone, or no supported TensorFlow is installed.
+        Unavailable: If no parent can be started on this system.
+    """
+    global _shared, _started_with
+    wanted = {**os.environ, **environment}
+    with _sharing:
+        if _shared is None or not _shared.is_usable or not _fits(wanted):
+            early = {name: value for name, value in environment.items() if _is_read_at_start(name)}
+            _shared, _started_with = Preload(environment=early), {**os.environ, **early}
+        working_directory()
+        return _shared, {name: value for name, value in wanted.items() if _started_with.get(name) != value}
+
+
+def _fits(wanted: Mapping[str, str]) -> bool:
+    """Return whether hosts can have this environment: nothing vanished, and nothing changed that was read at the start."""
+    early = {name for name in (*wanted, *_started_with) if _is_read_at_start(name)}
+    is_read_otherwise = any(wanted.get(name) != _started_with.get(name) for name in early)
+    return not is_read_otherwise and not (_started_with.keys() - wanted.keys() - {_OF_ONE_TEST})
+
+
+def _is_read_at_start(name: str) -> bool:
+    return is_read_at_import(name) or name.startswith(("PYTHON", "LD_"))
+
+
+_PREFIX = "gpudist-"
+_HELD = "held"  # locked as long as the supervisor is there; the kernel unlocks it, however that one ends
+
+
+def make_scratch() -> tuple[Path, int | None]:
+    """Make a scratch folder, and remove those that nobody holds any more.
+
+    Returns:
+        The folder, and the descriptor that holds it until it is closed; None where the file system has no locks, and nobody
+        can tell whether it is held.
+
+    Raises:
+        OSError: When there is no place for it.
+    """
+    _remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    made = folder / "made"
+    try:
+        held = _locked(made, os.O_CREAT)
+    except OSError:
+        return folder, None
+    made.rename(folder / _HELD)  # what has this name is locked, or abandoned
+    return folder, held
+
+
+def _remove_abandoned() -> None:
+    with os.scandir(tempfile.gettempdir()) as entries:
+        folders = [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False)]
+    for folder in folders:
+        with contextlib.suppress(OSError):  # another user's, one that is being made, or one that is held
+            os.close(_locked(folder / _HELD))
+            remove_tree(folder)
+
+
+def _locked(path: Path, flags: int = 0) -> int:
+    import fcntl
+
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -1,14 +1,22 @@
-"""Describe what a cluster runs, and how each of its hosts ended."""
+"""Describe what a cluster runs, the roles of its hosts with their TF_CONFIG, and how each of them ended.
+
+The arguments of a call are checked before anything is started, and who makes it: only the process that made a cluster can use
+and end it, not a process forked from that one.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
+from emulate.errors import UsageError
 from emulate.faults import Fault
 from emulate.topology import Topology
 
@@ -138,3 +146,143 @@ class HostOutcome:
     def value(self) -> Any:
         """Return the entry's result."""
         return None if self.pickled is None else pickle.loads(self.pickled)
+
+
+FIRST_PORT = 2222
+"""In a network of its own every cluster uses the same ports, the ones of TensorFlow's own examples."""
+
+
+def roles_of(topology: Topology) -> tuple[str, ...]:
+    """Return the role of each host: workers; with parameter servers a chief, then workers, then ps.
+
+    Args:
+        topology: The cluster's shape.
+
+    Returns:
+        `chief`, `worker` or `ps` for each host.
+
+    Example:
+        >>> roles_of(Topology.parse("2x4"))
+        ('worker', 'worker')
+        >>> roles_of(Topology.parse("1x1+2ps"))
+        ('chief', 'worker', 'ps', 'ps')
+    """
+    workers = ("worker",) * (1 if topology.is_virtual else topology.num_hosts)
+    return ("chief", *workers, *("ps",) * topology.num_ps) if topology.num_ps else workers
+
+
+def tf_config(roles: Sequence[str], places: Sequence[str], host: int) -> str:
+    """Return the text of TF_CONFIG for one host, as a real cluster sets it. `places` lists all addresses with ports."""
+    cluster: dict[str, list[str]] = {}
+    for role, place in zip(roles, places, strict=True):
+        cluster.setdefault(role, []).append(place)
+    task = {"type": roles[host], "index": roles[:host].count(roles[host])}
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+def host_name(roles: Sequence[str], host: int) -> str:
+    """Return a host's name for messages: `host 1`, or `host 1 (worker 0)` with several roles."""
+    if len(set(roles)) == 1:
+        return f"host {host}"
+    return f"host {host} ({roles[host]} {roles[:host].count(roles[host])})"
+
+
+def hold_ports(count: int) -> list[socket.socket]:
+    """Reserve free ports of this machine for as long as the sockets stay open.
+
+    A socket that is bound but does not listen keeps its port from being chosen for anybody else (`bind` to port 0, the near
+    end of a connection, another call of this) and from being bound as sockets are bound by default, while TensorFlow's server,
+    which sets SO_REUSEADDR as this does, still gets it. Somebody who names the very port and sets SO_REUSEADDR gets it too;
+    the server then says that the address is in use.
+    """
+    held = []
+    for _ in range(count):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("0.0.0.0", 0))
+        held.append(sock)
+    return held
+
+
+def check_function(function: object) -> None:
+    """Refuse what cannot be called.
+
+    Args:
+        function: What hosts are to run.
+
+    Raises:
+        UsageError: When it cannot be called.
+    """
+    if not callable(function):
+        raise UsageError(
+            f"What hosts run must be callable. Received: function={function!r}. "
+            "Give a function; `gpudist run` and emulate.verify take files."
+        )
+
+
+def check_time_limit(timeout: object) -> None:
+    """Refuse what is no time limit.
+
+    Args:
+        timeout: Seconds, or None.
+
+    Raises:
+        UsageError: When it is no positive number.
+    """
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise UsageError(f"A time limit must be a positive number. Received: timeout={timeout!r}. Use None for no limit.")
+
+
+def checked_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the environment variables for the hosts.
+
+    Args:
+        environment: Their values by name; None for none.
+
+    Returns:
+        A copy of it.
+
+    Raises:
+        UsageError: When it is no mapping of texts.
+    """
+    if environment is None:
+        return {}
+    if not isinstance(environment, Mapping):
+        raise UsageError(
+            f"An environment must have a text for each name. Received: environment={environment!r}. Give a dict of texts."
+        )
+    for name, value in environment.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(
+                f"An environment must have a text for each name. Received: environment={{{name!r}: {value!r}}}. "
+                f"Write it as {{{str(name)!r}: {str(value)!r}}}."
+            )
+    return dict(environment)
+
+
+@final
+class Owner:
+    """Remember the process that made something."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether this is that process, not one forked from it."""
+        return os.getpid() == self._pid
+
+    def check(self, what: str) -> None:
+        """Refuse the use in a process that was forked.
+
+        Args:
+            what: What it owns, for the message: `A cluster`.
+
+        Raises:
+            UsageError: In another process.
+        """
+        if not self.is_here:
+            raise UsageError(
+                f"{what} serves the process that made it. Received: process={os.getpid()}, which was forked from "
+                f"{self._pid}. Make another one in this process, or use it in that one."
+            )

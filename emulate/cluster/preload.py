@@ -67,7 +67,11 @@ def main(fd: int) -> None:
             if hello.imports:
                 _import_all(hello.modules)
         _serve(control, hello, capability, keepers)
-        _await(keepers)
+        # The keepers, which end with the supervisor as well, clean up.
+        deadline = time.monotonic() + _PATIENCE
+        while keepers and time.monotonic() < deadline:
+            _reap(keepers)
+            time.sleep(0.005)
         end_descendants()
         remove_tree(hello.scratch)
     finally:  # after an error the supervisor is there and reads the log in that folder
@@ -102,7 +106,9 @@ def _import_all(modules: tuple[str, ...]) -> None:
     gc.disable()  # collections take a fifth of the import: 1.76 s instead of 1.43 s (TensorFlow 2.21)
     with without_matplotlib():
         importlib.import_module("tensorflow")
-        importlib.import_module(_keras())
+        # The other Keras if tf_keras is not installed, because the program reports that itself.
+        is_legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1" and importlib.util.find_spec("tf_keras") is not None
+        importlib.import_module("tf_keras" if is_legacy else TF_KERAS)
     for name in (*_LATE, *modules):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -111,12 +117,6 @@ def _import_all(modules: tuple[str, ...]) -> None:
     gc.freeze()  # else the first collections of each host look through TensorFlow's objects, and take 165 ms each
     system.release_clean_file_pages()
     assert not is_runtime_initialized(), "importing TensorFlow initialised its runtime"
-
-
-def _keras() -> str:
-    """Return the Keras for `tf.keras`; the other one if it is not installed, because the program reports that itself."""
-    is_legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1" and importlib.util.find_spec("tf_keras") is not None
-    return "tf_keras" if is_legacy else TF_KERAS
 
 
 def _serve(control: Channel, hello: Hello, capability: Capability, keepers: set[int]) -> None:
@@ -156,11 +156,3 @@ def _reap(keepers: set[int]) -> None:
             for orphan in set(system.children_of(os.getpid())) - keepers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)
-
-
-def _await(keepers: set[int]) -> None:
-    """Let the keepers, which end with the supervisor as well, clean up."""
-    deadline = time.monotonic() + _PATIENCE
-    while keepers and time.monotonic() < deadline:
-        _reap(keepers)
-        time.sleep(0.005)

@@ -1,4 +1,7 @@
-"""Supervise a running cluster: receive events, see hosts end, and end everything."""
+"""Supervise a running cluster: receive events, see hosts end, and end everything.
+
+Faults of its plan that have occurred are tracked, with what is still to be done for the affected hosts.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,19 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-from emulate.cluster import stacks, system
-from emulate.cluster.befallen import Befallen
+from emulate.cluster import system, threads
 from emulate.cluster.channel import ANSWER, CONTROL, EVENT, JOB, LEAVE, RESULT, Channel, Inbox
 from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Again
-from emulate.cluster.owner import Owner
-from emulate.cluster.plan import ClusterPlan, HostOutcome
-from emulate.cluster.roles import host_name, roles_of
-from emulate.cluster.threads import Thread, parse
+from emulate.cluster.plan import ClusterPlan, HostOutcome, Owner, host_name, roles_of
 from emulate.errors import Unavailable
-from emulate.faults import Fired
+from emulate.faults import Disconnect, Fired, Link, Missing, Stop
 from emulate.pickling import to_bytes
 
 _LOOKS = 4
@@ -238,7 +237,10 @@ class RunningCluster:
         for closed in self._echo.pass_on() if self._echo else ():
             self._selector.unregister(closed)
         if self.is_over and not self._is_told_to_leave:
-            self._let_leave()
+            self._is_told_to_leave = True
+            for channel in self._hosts:
+                with contextlib.suppress(OSError):
+                    channel.send(LEAVE, b"")
 
     def _read_host(self, number: int) -> None:
         inbox = self._inboxes[number]
@@ -290,7 +292,7 @@ class RunningCluster:
 
     def _take_exit(self, number: int, code: int) -> None:
         self._read_host(number)  # what it said before it ended has arrived
-        stack = stacks.of_crash(self.plan.directory / f"host-{number}") if code < 0 else ""
+        stack = threads.stack_of_crash(self.plan.directory / f"host-{number}") if code < 0 else ""
         self._set_outcome(HostOutcome(number, "killed" if code < 0 else "exited", code=code, stack=stack))
         self._pids[number] = 0
 
@@ -317,12 +319,6 @@ class RunningCluster:
                 f"Every host must start within {self.plan.start_timeout:g} s. Received: {names} had not. "
                 "The machine may be too busy or too small for this topology: ask for fewer hosts."
             )
-
-    def _let_leave(self) -> None:
-        self._is_told_to_leave = True
-        for channel in self._hosts:
-            with contextlib.suppress(OSError):
-                channel.send(LEAVE, b"")
 
     def tell(self, host: int, message: bytes) -> None:
         """Send a host what its entry gets from `HostContext.receive`; a few kilobytes at most, larger things by a file."""
@@ -353,7 +349,7 @@ class RunningCluster:
 
     def stacks(self) -> dict[int, str]:
         """Return the Python stack of every live host, outermost call first, without frames of gpudist."""
-        shown = {number: stacks.main_thread(dump) for number, dump in self._dumps().items()}
+        shown = {number: threads.main_thread(dump) for number, dump in self._dumps().items()}
         return {number: "(its process is stopped)" if self._is_stopped(number) else stack for number, stack in shown.items()}
 
     def _is_stopped(self, host: int) -> bool:
@@ -363,15 +359,15 @@ class RunningCluster:
         with self._lock:
             live = [number for number, pid in self._pids.items() if pid and number in self._started]
             folders = {number: self.plan.directory / f"host-{number}" for number in live}
-            before = {number: stacks.size(folder) for number, folder in folders.items()}
+            before = {number: threads.size_of_stacks(folder) for number, folder in folders.items()}
             with contextlib.suppress(OSError):
                 self._keeper.send(CONTROL, b"stacks")
             _wait_until_written(folders, before)
-            return {number: stacks.read(folder, before[number]) for number, folder in folders.items()}
+            return {number: threads.read_stacks(folder, before[number]) for number, folder in folders.items()}
 
-    def threads(self) -> dict[int, list[Thread]]:
+    def threads(self) -> dict[int, list[threads.Thread]]:
         """Return what the threads of every answering host do."""
-        return {number: parse(dump) for number, dump in self._dumps().items()}
+        return {number: threads.parse(dump) for number, dump in self._dumps().items()}
 
     def end(self) -> None:
         """Kill and reap every host and every descendant of theirs; hosts that are over get a moment to leave."""
@@ -382,7 +378,9 @@ class RunningCluster:
             if self._selector.get_map() is None:
                 return
             if self._is_told_to_leave and "chief" not in self.roles:
-                self._await_leave()
+                deadline = time.monotonic() + self.plan.shutdown_timeout
+                while any(self._pids.values()) and not self._keeper_inbox.is_closed and time.monotonic() < deadline:
+                    self._pump(min(_SLICE, self.plan.shutdown_timeout))
             self._end_keeper()
             if self._echo:
                 self._echo.close()
@@ -395,11 +393,6 @@ class RunningCluster:
             for number in range(len(self.roles)):
                 if all(outcome.host != number for outcome in self.outcomes):
                     self.outcomes.append(HostOutcome(number, "ended"))
-
-    def _await_leave(self) -> None:
-        deadline = time.monotonic() + self.plan.shutdown_timeout
-        while any(self._pids.values()) and not self._keeper_inbox.is_closed and time.monotonic() < deadline:
-            self._pump(min(_SLICE, self.plan.shutdown_timeout))
 
     def _end_keeper(self) -> None:
         """Wait for the keeper's end: its socket closes after its last descendant. Other messages are ignored."""
@@ -423,7 +416,7 @@ def _wait_until_written(folders: dict[int, Path], before: dict[int, int]) -> Non
     deadline, last = time.monotonic() + 1.0, before
     while time.monotonic() < deadline:
         time.sleep(0.02)
-        now = {number: stacks.size(folder) for number, folder in folders.items()}
+        now = {number: threads.size_of_stacks(folder) for number, folder in folders.items()}
         if now == last and all(now[number] > before[number] for number in now):
             return
         last = now
@@ -433,3 +426,70 @@ def _last_lines(log: Path) -> str:
     with contextlib.suppress(OSError):
         return os.linesep.join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
     return ""
+
+
+_OF_A_LINK = 2
+"""Factor on the time of a cut link. TCP doubles its waits, so it resends after the same time again."""
+
+
+class Befallen:
+    """Track the faults of a cluster through all its restarts.
+
+    Args:
+        plan: With its faults.
+
+    Attributes:
+        fired: What came to pass so far.
+    """
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self._plan = plan
+        self.fired: list[Fired] = []
+        self._before = 0
+        self._stopped: dict[int, float] = {}  # until when
+        self._passes_at = 0.0
+
+    def take(self, host: int, event: Mapping[str, Any]) -> None:
+        """Process a host's report that a fault occurs."""
+        fired = Fired.of(event, self._plan.faults)
+        self.fired.append(fired)
+        if isinstance(fired.fault, Stop):
+            self._stopped[host] = float("inf") if fired.fault.seconds is None else time.monotonic() + fired.fault.seconds
+        if isinstance(fired.fault, (Stop, Disconnect)) and fired.fault.seconds is not None:
+            times = _OF_A_LINK if isinstance(fired.fault, Disconnect) else 1
+            self._passes_at = max(self._passes_at, time.monotonic() + times * fired.fault.seconds)
+
+    def start(self) -> list[int]:
+        """Note that the hosts were started, except for those that a fault keeps from starting."""
+        to_come = self._plan.faults_to_come.items()
+        self.fired += [Fired(number, fault) for number, fault in to_come if isinstance(fault, (Link, Missing))]
+        return [fault.host for _, fault in to_come if isinstance(fault, Missing)]
+
+    def begin_again(self, plan: ClusterPlan) -> None:
+        """Note that the hosts are restarted."""
+        self._plan = plan
+        self._before = len(self.fired)
+        self._stopped.clear()
+        self._passes_at = 0.0
+
+    @property
+    def now(self) -> list[Fired]:
+        """Return the faults that have occurred since the last restart."""
+        return self.fired[self._before :]
+
+    @property
+    def stopped(self) -> list[int]:
+        """Return the hosts that are stopped now."""
+        return list(self._stopped)
+
+    @property
+    def is_passing(self) -> bool:
+        """Return whether a host is stopped, or without its link, for a limited time: hosts that wait for it will continue."""
+        return time.monotonic() < self._passes_at
+
+    def to_continue(self) -> list[int]:
+        """Return the hosts whose stop is over, each once."""
+        over = [host for host, until in self._stopped.items() if time.monotonic() >= until]
+        for host in over:
+            del self._stopped[host]
+        return over

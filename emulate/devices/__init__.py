@@ -1,17 +1,21 @@
 """Present a host's CPU as emulated GPUs, so that a program written for GPUs runs unchanged."""
 
 from emulate.devices.all_reduce import all_reduce_in_use
-from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device, what_tensorflow_says, why_blind
-from emulate.devices.framework import check_tensorflow
 from emulate.devices.install import install
-from emulate.devices.inventory import Gpu, Inventory, find_gpus
-from emulate.devices.kernels import about_compiling, kernel_folder
-from emulate.devices.lease import GpuLease
-from emulate.devices.machine import describe_machine
-from emulate.devices.plan import ALL_REDUCE, DevicePlan, Note
-from emulate.devices.released import PATIENCE, ask_until
-from emulate.devices.sharing import Allotment, GpuShare, is_short, share_out
-from emulate.devices.virtual import ASKED_FOR_HOST
+from emulate.devices.inventory import Gpu, Inventory, about_compiling, find_gpus, kernel_folder
+from emulate.devices.lease import PATIENCE, GpuLease, ask_until
+from emulate.devices.machine import (
+    DEVICES,
+    DeviceChoice,
+    check_device,
+    check_tensorflow,
+    choose_device,
+    describe_machine,
+    what_tensorflow_says,
+    why_blind,
+)
+from emulate.devices.plan import ALL_REDUCE, Allotment, DevicePlan, GpuShare, Note, is_short, share_out
+from emulate.devices.virtual.hosts import ASKED_FOR_HOST
 
 __all__ = [
     "ALL_REDUCE",

@@ -1,14 +1,19 @@
-"""Answer a program's calls to `tf.config` and `tf.test`. Calls from inside TensorFlow and Keras pass through."""
+"""Answer a program's calls to `tf.config` and `tf.test`: it sees emulated GPUs.
+
+Calls of TensorFlow, Keras and gpudist pass through, which see real devices. With GPUs faked for everybody Keras chooses XLA and
+CuDNN kernels that are not there.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from emulate.devices import upstream
-from emulate.devices.caller import is_program
 from emulate.devices.gpus import EmulatedGpus
 from emulate.devices.names import DeviceNames
 
@@ -158,3 +163,36 @@ def _resident_bytes() -> int:
     """Return the resident memory of this process in bytes: an emulated GPU's memory is the host's."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_FRAMEWORK = frozenset({"tensorflow", "keras", "tf_keras", "emulate"})
+_TRANSPARENT = "tensorflow.python.autograph."
+
+
+def is_program(depth: int) -> bool:
+    """Return whether the function `depth` frames above the caller belongs to the program.
+
+    Autograph calls a program's functions on its behalf, so its frames are looked through.
+
+    Args:
+        depth: 1 for the caller of the function that asks.
+
+    Returns:
+        True for the program, False for TensorFlow, Keras and this package.
+    """
+    frame: FrameType | None = sys._getframe(depth + 1)
+    while frame is not None:
+        name = _module(frame)
+        if not name.startswith(_TRANSPARENT):
+            return name.partition(".")[0] not in _FRAMEWORK
+        frame = frame.f_back
+    return True
+
+
+def calling_module(depth: int) -> str:
+    """Return the name of the calling module, with `depth` as for `is_program`."""
+    return _module(sys._getframe(depth + 1))
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

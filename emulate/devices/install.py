@@ -1,23 +1,23 @@
-"""Turn this process into a host with the devices of its topology: emulated GPUs, or real ones."""
+"""Turn this process into a host with the devices of its topology: emulated GPUs, or real ones.
+
+Strategies use the emulated devices: all of them, or those that the program names.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.config import DeviceAnswers, answer_program
-from emulate.devices.deferred_captures import defer_past_control_flow
+from emulate.devices.fixes import defer_past_control_flow, give_servers_their_gpus, leave_datasets_untuned, sum_in_one_order
 from emulate.devices.gpus import VISIBLE, EmulatedGpus, split_cpu
-from emulate.devices.names import DeviceNames
-from emulate.devices.ordered_sum import sum_in_one_order
+from emulate.devices.names import DeviceNames, translate_placement
 from emulate.devices.physical import PhysicalGpus, hide_gpus
-from emulate.devices.placement import translate_placement
 from emulate.devices.plan import DevicePlan, Note
-from emulate.devices.servers import give_servers_their_gpus
-from emulate.devices.strategies import use_emulated_devices
-from emulate.devices.untuned import leave_datasets_untuned
-from emulate.devices.virtual import install_virtual
+from emulate.devices.virtual.hosts import OF_SEVERAL_HOSTS, install_virtual
 from emulate.errors import UsageError
 from emulate.imports import when_imported
 
@@ -50,7 +50,9 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
     choice = AllReduceChoice(plan, note)
     answer_program(DeviceAnswers(gpus, names))
     translate_placement(names)
-    use_emulated_devices(gpus, names, choice)
+    _mirrored(gpus.plan, names, choice)
+    _multi_worker(gpus.plan, names, choice)
+    _central_storage(gpus.plan, names)
     if isinstance(gpus, PhysicalGpus):
         give_servers_their_gpus(gpus.hide_unseen)
     else:
@@ -81,3 +83,57 @@ def _once(note: Note) -> Note:
             note(code, text)
 
     return say
+
+
+def _mirrored(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:
+    cls = upstream.mirrored_extended()
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def init(self: Any, container_strategy: Any, devices: Any = None, cross_device_ops: Any = None) -> None:
+        if plan.is_virtual and plan.num_hosts > 1:
+            raise UsageError(OF_SEVERAL_HOSTS.format(name=type(container_strategy).__name__))
+        devices = names.of_strategy(devices) if devices else names.all_for_strategy()
+        choice.new_keys(container_strategy)
+        real(self, container_strategy, devices=devices, cross_device_ops=choice.on_one_host(cross_device_ops, len(devices)))
+        choice.remember(self)
+
+    cls.__init__ = init
+
+
+def _multi_worker(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:
+    cls = upstream.collective_extended()
+    real_init, real_local = cls.__init__, cls._initialize_local
+
+    def devices_of(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        # TensorFlow 2.21 takes one CPU however many there are.
+        devices = tuple(names.all_for_strategy(worker_device, plan.num_hosts if plan.is_virtual else 1))
+        return devices, "GPU" if "GPU" in devices[0] else "CPU"
+
+    @functools.wraps(real_local)
+    def local(self: Any, cluster_resolver: Any, devices: Any = None) -> None:
+        choice.new_keys(self)
+        real_local(self, cluster_resolver, devices=names.of_strategy(devices) if devices else None)
+
+    @functools.wraps(real_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        choice.for_multi_worker(self)
+
+    cls._initialize_local_devices = devices_of
+    cls._initialize_local = local
+    cls.__init__ = init
+
+
+def _central_storage(plan: DevicePlan, names: DeviceNames) -> None:
+    cls = upstream.central_extended()
+    real = cls._initialize_local
+
+    @functools.wraps(real)
+    def local(self: Any, compute_devices: Any, parameter_device: Any, cluster_resolver: Any = None) -> None:
+        if plan.is_virtual:
+            raise UsageError(OF_SEVERAL_HOSTS.format(name="CentralStorageStrategy"))
+        devices = names.of_strategy(compute_devices) if compute_devices else names.all_for_strategy()
+        real(self, devices, names.real(parameter_device), cluster_resolver=cluster_resolver)
+
+    cls._initialize_local = local

@@ -1,4 +1,7 @@
-"""Reserve a GPU for one cluster at a time: slices are computed from free memory, which two clusters must not count at once."""
+"""Reserve a GPU for one cluster at a time: slices are computed from free memory, which two clusters must not count at once.
+
+The driver frees memory late: it may take seconds after a process has ended, which are waited for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import final
 
-from emulate.devices.released import gpus_let_go
+from emulate.devices.inventory import Inventory
 from emulate.errors import Unavailable
 
 _POLL_SECONDS = 0.02
@@ -107,3 +110,36 @@ def _take(uuid: str, until: float, patience: float, ask: Callable[[], None]) -> 
             time.sleep(_POLL_SECONDS)
         else:
             return sock
+
+
+PATIENCE = 5.0
+_PAUSE = 0.25
+_let_go_at = float("-inf")
+
+
+def gpus_let_go() -> None:
+    """Record that a cluster of this process with GPUs has ended."""
+    global _let_go_at
+    _let_go_at = time.monotonic()
+
+
+def patience_now() -> float:
+    """Return for how many seconds memory of an earlier cluster of this process may still come back."""
+    return max(0.0, _let_go_at + PATIENCE - time.monotonic())
+
+
+def ask_until(ask: Callable[[], Inventory], suffices: Callable[[Inventory], bool], patience: float) -> Inventory:
+    """Ask which GPUs there are, and again while they do not suffice.
+
+    Args:
+        ask: `find_gpus`.
+        suffices: Whether it is needless to wait.
+        patience: For how many seconds.
+
+    Returns:
+        The last answer.
+    """
+    until = time.monotonic() + patience
+    while not suffices(inventory := ask()) and time.monotonic() < until:
+        time.sleep(_PAUSE)
+    return inventory

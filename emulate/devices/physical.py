@@ -9,9 +9,8 @@ from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.gpus import VISIBLE, EmulatedGpus
-from emulate.devices.kernels import keep_kernels_in
-from emulate.devices.plan import DevicePlan, Note
-from emulate.devices.sharing import GpuShare
+from emulate.devices.inventory import keep_kernels_in
+from emulate.devices.plan import DevicePlan, GpuShare, Note
 from emulate.errors import Unavailable
 
 NONE = "-1"

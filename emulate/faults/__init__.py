@@ -1,12 +1,8 @@
 """Inject faults into a host (kill, stop, preempt, slow, disconnect, fill-disk, missing, late) or the links between hosts."""
 
-from emulate.faults.board import Board
-from emulate.faults.checks import check_fired, check_for, needs_links, never_fired
-from emulate.faults.disk import check as check_disk
-from emulate.faults.fired import Fired
 from emulate.faults.hooks import install
-from emulate.faults.text import parse, parse_all
-from emulate.faults.triggers import HostFaults
+from emulate.faults.text import check_fired, check_for, needs_links, never_fired, parse, parse_all
+from emulate.faults.triggers import Board, HostFaults, check_disk
 from emulate.faults.values import (
     EXAMPLES,
     KINDS,
@@ -15,6 +11,7 @@ from emulate.faults.values import (
     Disconnect,
     Fault,
     FillDisk,
+    Fired,
     Kill,
     Late,
     Link,

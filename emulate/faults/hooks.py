@@ -16,7 +16,7 @@ from emulate.faults import upstream
 from emulate.faults.triggers import Counter, HostFaults, Send, Site, Triggers
 from emulate.imports import when_imported
 
-_SAVING, _ARRAYS = "gpudist_core.checkpoints.saving", "gpudist_core.checkpoints.arrays"
+_SAVING, _ARRAYS = "gpudist_core.checkpoints.saving", "gpudist_core.checkpoints.files"
 
 
 def install(known: HostFaults, send: Send) -> None:

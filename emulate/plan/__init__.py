@@ -1,13 +1,20 @@
 """Predict how fast and at what price a program trains on machines that are not here."""
 
-from emulate.plan.collectives import BandwidthTable, Ring, all_reduce_seconds
+from emulate.plan.collectives import BandwidthTable, Between, Inside, Ring, all_reduce_seconds, parse_between, parse_inside
 from emulate.plan.forecast import Forecast, Row, make_forecast
-from emulate.plan.links import Between, Inside, parse_between, parse_inside
 from emulate.plan.machines import Machine, find_machine, machine_names, machine_of
-from emulate.plan.measured import Measured, parse_measured, parse_rate
 from emulate.plan.memory import MemoryUse, StepMemory, memory_use, parse_memory
 from emulate.plan.model import ALL_REDUCE, LOCAL_SERVERS, SERVERS, Estimate, StepModel, Work
-from emulate.plan.recorded import Gradient, InputRate, Recorded, check_all_reduce, read_recorded
+from emulate.plan.recorded import (
+    Gradient,
+    InputRate,
+    Measured,
+    Recorded,
+    check_all_reduce,
+    parse_measured,
+    parse_rate,
+    read_recorded,
+)
 
 __all__ = [
     "ALL_REDUCE",

@@ -8,10 +8,9 @@ from typing import Any
 
 from emulate.errors import UsageError
 from emulate.plan.machines import Machine
-from emulate.plan.measured import Measured
 from emulate.plan.memory import MemoryUse, memory_use
 from emulate.plan.model import Estimate, StepModel, Work
-from emulate.plan.recorded import InputRate, Recorded
+from emulate.plan.recorded import InputRate, Measured, Recorded
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 100_000)
 GOOD_EFFICIENCY = 0.9

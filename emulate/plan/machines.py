@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emulate.errors import UsageError
-from emulate.plan.collectives import BandwidthTable, Ring
-from emulate.plan.links import Between, Inside, parse_between, parse_inside
+from emulate.plan.collectives import BandwidthTable, Between, Inside, Ring, parse_between, parse_inside
 
 if sys.version_info >= (3, 11):
     import tomllib

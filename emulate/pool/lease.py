@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from emulate.cluster import Owner, check_function, check_time_limit, roles_of
 from emulate.errors import UsageError
 from emulate.pickling import to_bytes
-from emulate.pool.result import HostResult
-from emulate.pool.round import NeedsBareClusterError, Round
+from emulate.pool.round import HostResult, NeedsBareClusterError, Round
 from emulate.pool.warm import WarmCluster
 from emulate.program import working_directory
 from emulate.topology import Topology

@@ -12,8 +12,7 @@ from emulate.cluster import Owner, Preload, ask_before_waiting, checked_environm
 from emulate.devices import choose_device
 from emulate.errors import Unavailable, UsageError
 from emulate.pool.lease import Lease
-from emulate.pool.options import Options
-from emulate.pool.warm import WarmCluster
+from emulate.pool.warm import Options, WarmCluster
 from emulate.topology import Topology
 
 

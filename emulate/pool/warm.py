@@ -1,4 +1,7 @@
-"""Track one cluster of the pool: whether its hosts are idle and can run another job."""
+"""Track one cluster of the pool: whether its hosts are idle and can run another job.
+
+All clusters of a pool have the same options.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,49 @@ import contextlib
 import pickle
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, remove_tree
-from emulate.errors import Unavailable
-from emulate.pool.job import DONE, IDLE, NEEDS_PROCESS, OUTPUT, Job, Renew
-from emulate.pool.loop import WarmHost
-from emulate.pool.options import Options
+from emulate.errors import Unavailable, UsageError
+from emulate.pool.loop import DONE, IDLE, NEEDS_PROCESS, OUTPUT, Job, Renew, WarmHost
 from emulate.topology import Topology
+
+_POSSIBLE = {
+    "network": ("own", "host"),
+    "all_reduce": ("auto", "ring", "hierarchical", "one-device"),
+    "device": ("cpu", "gpu", "auto"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Hold the options of all clusters of a pool.
+
+    Raises:
+        UsageError: If an option is not valid.
+    """
+
+    max_hosts: int = 12
+    environment: Mapping[str, str] = field(default_factory=dict)
+    network: str = "own"
+    all_reduce: str = "auto"
+    device: str = "cpu"
+    keeps_gpus: bool = True
+
+    def __post_init__(self) -> None:
+        for name, possible in _POSSIBLE.items():
+            value = getattr(self, name)
+            if value not in possible:
+                one_of = ", ".join(possible)
+                raise UsageError(f"{name} must be one of {one_of}. Received: {name}={value!r}. Choose one of them.")
+        if not (isinstance(self.max_hosts, int) and self.max_hosts >= 1):
+            raise UsageError(
+                f"A pool keeps at least one host. Received: max_hosts={self.max_hosts!r}. Give a number of processes, 12 say."
+            )
+
 
 _PATIENCE = 15.0  # seconds in which a host must be idle after its job: it collects garbage
 _SHOWN = 4 << 20  # bytes of a job's output that are kept

@@ -1,13 +1,16 @@
 """Find the program to verify (a script, a module, a function of one of them, or a callable), and start it in a host."""
 
-from emulate.program.by_value import pickle_by_value
-from emulate.program.copies import name_originals, original
-from emulate.program.folder import working_directory
-from emulate.program.hints import hint_for
-from emulate.program.lines import described, innermost, lines_of_traceback, users
-from emulate.program.program import Program
-from emulate.program.state import lines_that_change_state
-from emulate.program.tracebacks import is_ours, own_traceback, shorten_traceback, trim_traceback
+from emulate.program.lines import (
+    described,
+    innermost,
+    lines_of_traceback,
+    lines_that_change_state,
+    name_originals,
+    original,
+    users,
+)
+from emulate.program.program import Program, pickle_by_value
+from emulate.program.tracebacks import hint_for, is_ours, own_traceback, shorten_traceback, trim_traceback, working_directory
 
 __all__ = [
     "Program",

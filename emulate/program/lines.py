@@ -1,7 +1,13 @@
-"""Tell the user's lines from those of libraries, and read them."""
+"""Tell the user's lines from those of libraries, and read them.
+
+A host works on copies of the user's files where the system refuses views. Code that is imported from a copy gets the name of
+the original. So all that reads the names of code names the user's files: tracebacks, stacks of hosts that hang, lines of
+operations and of calls. `__file__` stays the copy's: what the program finds or writes beside it is there.
+"""
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import re
@@ -10,10 +16,11 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from emulate.program.copies import original
 from emulate.program.tracebacks import is_core, is_ours
 
 _CELL = re.compile(r"^(?P<file>.+\.ipynb), cell (?P<cell>\d+)$")
@@ -71,3 +78,81 @@ def lines_of_traceback(text: str) -> Iterator[dict[str, Any]]:
     for match in _FRAME.finditer(text):
         if is_users(match["file"]):
             yield described(match["file"], int(match["line"]))
+
+
+_copies = ""
+
+
+def name_originals(root: str) -> None:
+    """Name the originals in this process from now on.
+
+    Args:
+        root: The folder of the copies, without a slash at its end. The copy of `/a/b.py` is `<root>/a/b.py`.
+    """
+    global _copies
+    _copies = root
+    get_code = SourceFileLoader.get_code
+
+    def get_named_code(self: SourceFileLoader, fullname: str) -> Any:
+        return _named(get_code(self, fullname), original(self.path))
+
+    SourceFileLoader.get_code = get_named_code  # type: ignore[assignment, method-assign]
+
+
+def original(text: str) -> str:
+    """Return a path or a text with the paths of the user's files in place of those of their copies."""
+    return text.replace(_copies, "") if _copies else text
+
+
+def _named(code: Any, file: str) -> Any:
+    consts = tuple(_named(const, file) if isinstance(const, CodeType) else const for const in code.co_consts)
+    return code if code.co_filename == file else code.replace(co_filename=file, co_consts=consts)
+
+
+_CHANGES = ("append", "extend", "insert", "pop", "update", "add", "setdefault", "remove", "clear")
+"""Methods that change a list, a dictionary or a set in its place."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def lines_that_change_state(file: str, line: int) -> list[int]:
+    """Return the lines of the function around a line that change what is not its own: a global, an attribute, an element.
+
+    Args:
+        file: A Python file.
+        line: The number of a line in the function.
+
+    Returns:
+        Their numbers; none where the file cannot be read as Python.
+    """
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return []
+    around = [node for node in ast.walk(tree) if isinstance(node, Function) and node.lineno <= line <= (node.end_lineno or 0)]
+    if not around:
+        return []
+    function = max(around, key=lambda node: node.lineno)
+    named = (node for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal))
+    outside = {name for node in named for name in node.names}
+    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own = (arguments | names) - outside
+    changed = (target for node in ast.walk(function) for target in _changed(node, outside))
+    return sorted({target.lineno for target in changed if _owner_of(target) not in own})
+
+
+def _changed(node: ast.AST, outside: set[str]) -> Iterator[ast.expr]:
+    """Yield what a statement or a call changes: whole names only where they are declared to be of elsewhere."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+        yield node.func.value
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    for target in targets:
+        if not isinstance(target, ast.Name) or target.id in outside:
+            yield target
+
+
+def _owner_of(node: ast.expr) -> str | None:
+    """Return the name that an attribute, an element or a call belongs to; that of `self` is nobody's own."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) and node.id != "self" else None

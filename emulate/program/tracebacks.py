@@ -1,4 +1,8 @@
-"""Show the traceback of a program without the frames of gpudist and of the import machinery."""
+"""Show the traceback of a program without the frames of gpudist and of the import machinery, and hint at what it lacks.
+
+Hints are added to errors that do not say how to start the program, or what to install. For them the folders of a program are
+found: the working directory, which may be gone, and the folder of its package.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from emulate.program.folder import package_of
+from emulate.errors import UsageError
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line \d+')
@@ -107,3 +111,67 @@ def is_core(file: str) -> bool:
 
 def _is_header_without_frames(lines: list[str], at: int) -> bool:
     return lines[at].strip() == _HEADER and not (at + 1 < len(lines) and _FRAME.match(lines[at + 1]))
+
+
+def working_directory() -> Path:
+    """Return the working directory of this process and of the hosts.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: When it was deleted, or cannot be seen.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            f"The working directory must be there. Received: one that was deleted or cannot be seen ({error.strerror}). "
+            "Change to a folder that exists."
+        ) from None
+
+
+def package_of(file: Path) -> tuple[Path, str | None]:
+    """Return where a file is imported from: in a package by its dotted name (relative imports work), else by itself."""
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").exists() and root.name.isidentifier():
+        root, parts = root.parent, [root.name, *parts]
+    return root, ".".join(parts) if len(parts) > 1 else None
+
+
+_FILE = re.compile(r'^\s*File "([^"]+)", line \d+', re.MULTILINE)
+_RELATIVE = "attempted relative import with no known parent package"
+_NO_KERAS_2 = ("No module named 'tf_keras'", "ImportError: Keras cannot be imported")
+
+
+def hint_for(failure: str | None) -> str:
+    """Return what to do about a failure of the program.
+
+    Args:
+        failure: Its traceback; None where there is none.
+
+    Returns:
+        A sentence; empty where the error itself says enough.
+    """
+    error = (failure or "").rstrip().rpartition("\n")[2]
+    if failure and _RELATIVE in error:
+        return _as_module(_FILE.findall(failure))
+    files = _FILE.findall(failure or "")
+    if files and error.startswith("AssertionError") and is_core(files[-1]):  # it asserts nothing of what a program gives it
+        return "This is a fault of gpudist_core, not of the program. Please report it with this traceback."
+    if any(text in error for text in _NO_KERAS_2):
+        return 'TF_USE_LEGACY_KERAS=1 and tf_keras need Keras 2: pip install "gpudist[keras2]"'
+    return ""
+
+
+def _as_module(files: list[str]) -> str:
+    """Return how to start the program's own file as a module; empty for a file that another one imported."""
+    if len(files) != 1:
+        return ""
+    file, here = Path(files[0]), Path.cwd()
+    root, module = package_of(file)
+    if module is None:  # a package need not have an __init__.py
+        root = here if here in file.parent.parents else file.parent.parent
+        module = ".".join(file.relative_to(root).with_suffix("").parts)
+    where = "" if root == here else f", in the folder {root}"
+    return f"A file that imports from its own package is started as a module of it: -m {module}{where}"

@@ -1,10 +1,16 @@
-"""Manage the clusters of one pytest process, and limit how many of them work at once."""
+"""Manage the clusters of one pytest process, and limit how many of them work at once.
+
+A worker of pytest-xdist and its hosts end when its pytest was killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import signal
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -13,7 +19,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emulate.pytest_plugin.options import DEFAULT_POOL_SIZE, PluginSettings
-from emulate.pytest_plugin.orphans import end_with_parent
 from emulate.pytest_plugin.upstream import plugin_modules
 from emulate.topology import Topology
 
@@ -155,3 +160,21 @@ class Clusters:
             if resource is not None:
                 resource.close()
         self._pool = self._preload = None
+
+
+_POLL_SECONDS = 0.25
+
+
+@functools.cache
+def end_with_parent() -> None:
+    """Interrupt this process, as Ctrl-C does, when the one that started it is gone.
+
+    Execnet does so too, 5 seconds later, as it waits for tests to end by themselves; hosts would work on until then.
+    """
+    threading.Thread(target=_end_after, args=(os.getppid(),), name="gpudist-orphans", daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGINT)

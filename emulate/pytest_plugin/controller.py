@@ -14,7 +14,19 @@ import pytest
 from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
-from emulate.pytest_plugin.keys import (
+from emulate.pytest_plugin.marks import (
+    Place,
+    Wanted,
+    check_places,
+    hosts_of,
+    is_of_framework,
+    nodeid_of,
+    place_of,
+    topology_of,
+    wanted_by,
+)
+from emulate.pytest_plugin.merge import HostRun, error_report, finished, interrupted, merge, skipped_report, verdict_of
+from emulate.pytest_plugin.options import (
     CONTROLLER,
     DEVICE,
     EMULATED,
@@ -25,21 +37,16 @@ from emulate.pytest_plugin.keys import (
     REASON,
     TOPOLOGY,
     VERDICT,
+    settings,
 )
-from emulate.pytest_plugin.marks import Wanted, check_places, is_of_framework, topology_of, wanted_by
-from emulate.pytest_plugin.measuring import CoverageMeasurement
-from emulate.pytest_plugin.merge import HostRun, interrupted, merge
-from emulate.pytest_plugin.options import settings
-from emulate.pytest_plugin.others import sendable, spare_snapshots, worker_input
-from emulate.pytest_plugin.places import Place, hosts_of, nodeid_of, place_of
-from emulate.pytest_plugin.reports import error_report, finished, skipped_report, verdict_of
-from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
+from emulate.pytest_plugin.others import CoverageMeasurement, sendable, spare_snapshots, worker_input
+from emulate.pytest_plugin.wire import START_SECONDS, Ended, EventsOfTest, SessionPlan, TestPlan
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
     from emulate.cluster import Preload
     from emulate.pool import Lease
-    from emulate.pytest_plugin.in_process import InProcess
+    from emulate.pytest_plugin.surroundings import InProcess
 
 _FINISH_SECONDS = 60.0
 
@@ -132,7 +139,7 @@ class Controller:
         return topology is not None and not topology.has_several_hosts and not topology.num_ps
 
     def _prepare_in_process(self, item: pytest.Item) -> None:
-        from emulate.pytest_plugin.in_process import InProcess
+        from emulate.pytest_plugin.surroundings import InProcess
 
         topology, wanted = topology_of(item), wanted_by(item)
         assert topology is not None
@@ -184,7 +191,6 @@ class Controller:
         self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted
     ) -> list[pytest.TestReport]:
         from emulate.pytest_plugin.host import run_test
-        from emulate.pytest_plugin.watch import START_SECONDS, EventsOfTest
 
         started = time.time()
         plan = self._plan(item, nextitem, topology, wanted)
@@ -341,7 +347,6 @@ class Controller:
     def _finish(self, lease: Lease, item: pytest.Item) -> None:
         """Tear down what is set up on hosts that get no more tests, and end them."""
         from emulate.pytest_plugin.host import finish
-        from emulate.pytest_plugin.watch import EventsOfTest
 
         lease.end_hosts()
         watch = EventsOfTest(self._config, lease, item, _FINISH_SECONDS)

@@ -9,24 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.imports import when_imported
-from emulate.pytest_plugin.keys import CONTROLLER, DESCRIPTION, HOST, NAME
+from emulate.pytest_plugin.options import CONTROLLER, DESCRIPTION, HOST, NAME, add_options, settings
 
 if TYPE_CHECKING:
-    from emulate.pytest_plugin.programs import Programs
+    from emulate.pytest_plugin.fixtures import Programs
     from emulate.topology import Topology
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add gpudist's options, which all start with `gpudist`."""
-    from emulate.pytest_plugin.options import add_options
-
     add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Announce the mark, and count tests where their reports arrive."""
-    from emulate.pytest_plugin.options import settings
-
     config.addinivalue_line("markers", DESCRIPTION)
     asked = settings(config)
     if HOST not in config.stash and not hasattr(config, "workerinput"):
@@ -60,7 +56,7 @@ def pytest_make_collect_report(
     """Make one test for each topology in unittest classes, in which pytest would ignore the mark."""
     report = yield
     if isinstance(collector, pytest.Class | pytest.Module) and report.passed:
-        from emulate.pytest_plugin.testcases import multiply
+        from emulate.pytest_plugin.marks import multiply
 
         multiply(collector, report)
     return report

@@ -1,35 +1,26 @@
-"""Run one pytest session for the life of a host, and the tests of one module that the controller sends."""
+"""Run one pytest session for the life of a host, and the tests of one module that the controller sends.
+
+What the session reports and writes is forwarded to the controller.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
 from emulate.errors import UsageError
 from emulate.pool import Reset, before_runtime
-from emulate.pytest_plugin import upstream
-from emulate.pytest_plugin.ears import ForwardedStream, listen
-from emulate.pytest_plugin.keys import HOST
-from emulate.pytest_plugin.measuring import Measuring
-from emulate.pytest_plugin.meeting import HostCluster, say_done
-from emulate.pytest_plugin.others import keep_off
-from emulate.pytest_plugin.surroundings import (
-    about_late_call,
-    find_each_other,
-    host_options,
-    is_of_tensorflow,
-    logical_devices,
-    make_strategy,
-    refuse_debugger,
-    seed_everything,
-)
-from emulate.pytest_plugin.wire import CAPTURED, LEAVING, READY, Ended, SessionPlan, TestPlan, dump_report
+from emulate.pytest_plugin import surroundings, upstream, wire
+from emulate.pytest_plugin.options import HOST
+from emulate.pytest_plugin.others import Measuring, keep_off
 
 if TYPE_CHECKING:
     from emulate.cluster import HostContext
@@ -37,7 +28,7 @@ if TYPE_CHECKING:
 _host: Host | None = None  # of this process
 
 
-def run_test(context: HostContext, plan: TestPlan) -> Ended:
+def run_test(context: HostContext, plan: wire.TestPlan) -> wire.Ended:
     """Run one test here; its reports are sent as they come.
 
     Args:
@@ -49,7 +40,11 @@ def run_test(context: HostContext, plan: TestPlan) -> Ended:
     """
     global _host
     if context.role in ("worker", "ps") and context.topology.num_ps:
-        _serve()
+        # A task that the chief directs, until the cluster is ended.
+        import gpudist_core
+
+        gpudist_core.make_strategy()
+        raise AssertionError("a server does not return")
     if _host is None:
         _host = Host(context, plan.session)
     return _host.run(plan)
@@ -63,14 +58,6 @@ def finish(context: HostContext) -> None:
     _host = None
 
 
-def _serve() -> NoReturn:
-    """Be a task that the chief directs, until the cluster is ended."""
-    import gpudist_core
-
-    gpudist_core.make_strategy()
-    raise AssertionError("a server does not return")
-
-
 class Host:
     """Hold this process as its pytest sees it.
 
@@ -79,9 +66,9 @@ class Host:
         plan: How to start pytest.
     """
 
-    def __init__(self, context: HostContext, plan: SessionPlan) -> None:
+    def __init__(self, context: HostContext, plan: wire.SessionPlan) -> None:
         self._context = context
-        self._plan: TestPlan | None = None
+        self._plan: wire.TestPlan | None = None
         self._found: list[pytest.Item] | None = None
         self._last: pytest.Item | None = None
         self._has_failed = self._failed_in_tensorflow = False
@@ -91,12 +78,12 @@ class Host:
         self._measuring = Measuring(plan.measured)
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
         with self._meeting_first():
-            self._config = upstream.make_config(host_options(plan, folder, name), list(plan.args), self._captured)
+            self._config = upstream.make_config(surroundings.host_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
         keep_off(self._config, plan.markers)
         self._config.stash[HOST] = self
         listen(self._config, self)
-        upstream.refuse_debugger(refuse_debugger)
+        upstream.refuse_debugger(surroundings.refuse_debugger)
         with self._measuring.during(), self._meeting_first():
             self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
@@ -105,21 +92,24 @@ class Host:
             self._collector = upstream.collector_of(self._session, plan.path)
         upstream.stop_capturing(self._config)
 
-    def run(self, plan: TestPlan) -> Ended:
+    def run(self, plan: wire.TestPlan) -> wire.Ended:
         """Run a test."""
         self._plan = plan
-        self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
-        self._cluster = HostCluster(self._context.topology, self._context.host, plan.shared)
+        self.send({"event": wire.CAPTURED, "paths": [str(path) for path in self._captured]})
+        self._cluster = surroundings.HostCluster(self._context.topology, self._context.host, plan.shared)
         try:
             item = self._item(plan.nodeid)
-            self._tear_down_before(item)
-            self.send({"event": READY})
-            seed_everything(plan.seed)
+            # Earlier tests left this set up, because the next test was unknown.
+            last = self._last
+            if last is not None:
+                self._tear_down(last, item)
+            self.send({"event": wire.READY})
+            surroundings.seed_everything(plan.seed)
             self._has_failed = self._failed_in_tensorflow = False
             with self._measuring.during(plan.nodeid):
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             if not self._has_failed:  # else the others are ended, and need not say whom they miss
-                say_done(self._cluster)
+                surroundings.say_done(self._cluster)
             self._last = item
         except pytest.exit.Exception as leave:
             return self._leave(str(leave.msg), leave.returncode)
@@ -127,12 +117,12 @@ class Host:
             return self._leave("KeyboardInterrupt", pytest.ExitCode.INTERRUPTED)
         finally:
             upstream.stop_capturing(self._config)
-        return Ended(stop=str(self._session.shouldstop or ""), failed_in_tensorflow=self._failed_in_tensorflow)
+        return wire.Ended(stop=str(self._session.shouldstop or ""), failed_in_tensorflow=self._failed_in_tensorflow)
 
-    def _leave(self, reason: str, code: int | None) -> Ended:
+    def _leave(self, reason: str, code: int | None) -> wire.Ended:
         """End the whole run, together with the other hosts."""
-        self.send({"event": LEAVING})
-        return Ended(exit_reason=reason, exit_code=code)
+        self.send({"event": wire.LEAVING})
+        return wire.Ended(exit_reason=reason, exit_code=code)
 
     def _item(self, nodeid: str) -> pytest.Item:
         for item in self._items():
@@ -152,24 +142,18 @@ class Host:
 
     def _find_each_other(self) -> None:
         if self._context.topology.num_stepping_hosts > 1:
-            find_each_other()
+            surroundings.find_each_other()
 
     def _meeting_first(self) -> contextlib.AbstractContextManager[None]:
         """Let the hosts find each other before conftest.py makes a tensor, which starts TensorFlow's runtime."""
         return before_runtime(self._find_each_other)
-
-    def _tear_down_before(self, item: pytest.Item) -> None:
-        """Tear down what earlier tests left set up because the next test was unknown."""
-        last = self._last
-        if last is not None:
-            self._tear_down(last, item)
 
     def _tear_down(self, last: pytest.Item, keep: pytest.Item | None) -> None:
         report = upstream.tear_down(last, keep)
         if report is not None:
             self.send_report(report)
 
-    def _following(self, plan: TestPlan, item: pytest.Item) -> Any:
+    def _following(self, plan: wire.TestPlan, item: pytest.Item) -> Any:
         """Return the next test, or a stand-in: what it needs stays set up."""
         if plan.is_last:
             return None
@@ -186,9 +170,9 @@ class Host:
         """Tell the controller."""
         if upstream.subtest_name(report) is None:
             self._has_failed |= report.failed or (report.skipped and hasattr(report, "wasxfail"))
-        if report.failed and self._last is not None and (text := about_late_call(report.longreprtext)):
+        if report.failed and self._last is not None and (text := surroundings.about_late_call(report.longreprtext)):
             report.sections.append(("gpudist", text))
-        self._context.send(dump_report(self._config, report))
+        self._context.send(wire.dump_report(self._config, report))
 
     def send(self, event: dict[str, Any]) -> None:
         """Tell the controller something else."""
@@ -196,7 +180,7 @@ class Host:
 
     def has_raised(self, error: BaseException) -> None:
         """Note an exception of the present test."""
-        self._failed_in_tensorflow |= is_of_tensorflow(error)
+        self._failed_in_tensorflow |= surroundings.is_of_tensorflow(error)
 
     def keeping(self) -> contextlib.AbstractContextManager[None]:
         """Leave alone what a fixture of wider scope changes, although the test's own part has begun (`getfixturevalue`)."""
@@ -208,7 +192,9 @@ class Host:
             assert self._plan is not None
             self._reset = Reset()
             item.addfinalizer(self._own_part_ends)  # the first, so that it is called after all others
-            seed_everything(self._plan.seed)  # again: what a fixture of wider scope drew depends on which test came first
+            surroundings.seed_everything(
+                self._plan.seed
+            )  # again: what a fixture of wider scope drew depends on which test came first
 
     def _own_part_ends(self) -> None:
         current = os.environ["PYTEST_CURRENT_TEST"]  # of pytest, and of this phase
@@ -219,18 +205,18 @@ class Host:
 
     def make_strategy(self, item: pytest.Item) -> Any:
         """Return the strategy that the test's mark asks for."""
-        return make_strategy(self._plan.strategy if self._plan is not None else None)
+        return surroundings.make_strategy(self._plan.strategy if self._plan is not None else None)
 
     def logical_devices(self) -> list[Any]:
         """Return the devices that a program sees on this host."""
         self._find_each_other()  # to list them starts TensorFlow's runtime
-        return logical_devices(self._context.host)
+        return surroundings.logical_devices(self._context.host)
 
     def shared_folder(self) -> Path:
         """Return a folder that all hosts of this test share."""
         return self._cluster.shared_path
 
-    def cluster(self) -> HostCluster:
+    def cluster(self) -> surroundings.HostCluster:
         """Return the cluster as this host sees it."""
         return self._cluster
 
@@ -244,3 +230,110 @@ class _Following:
 
     def listchain(self) -> list[Any]:
         return self._chain
+
+
+def listen(config: pytest.Config, host: Host) -> None:
+    """Have a host hear what its pytest does.
+
+    Args:
+        config: Of the host's pytest.
+        host: What is told.
+    """
+    config.pluginmanager.register(_Ears(host), "gpudist-host")
+    shows_setup = any(config.getoption(name, False) for name in ("setupshow", "setuponly", "setupplan"))
+    if shows_setup or pytest.version_tuple < (9,):  # whose failed assertions ask the terminal for colours
+        config.pluginmanager.register(_Terminal(host.send), "terminalreporter")
+    else:
+        config.get_terminal_writer = lambda: upstream.terminal_writer(io.StringIO())  # type: ignore[method-assign]
+
+
+class ForwardedStream(io.TextIOBase):
+    """Forward what is written to a stream to the controller, line by line.
+
+    Args:
+        send: Sends an event.
+        stream: Where it is written besides.
+    """
+
+    def __init__(self, send: Callable[[dict[str, Any]], None], stream: TextIO | None = None) -> None:
+        self._send = send
+        self._stream = stream
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        done, newline, self._begun = (self._begun + text).rpartition("\n")
+        if newline:
+            self._send({"event": wire.OUTPUT, "text": done})
+        if self._stream is not None:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
+
+
+class _Terminal:
+    """Receive what pytest writes if there is no terminal: --setup-show, live logs."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._told = ForwardedStream(send)
+        self._tw = upstream.terminal_writer(self._told)
+        self.verbosity = 0
+
+    def write(self, content: str, **_: Any) -> None:
+        """Write text as it is."""
+        self._told.write(content)
+
+    def section(self, title: str, **_: Any) -> None:
+        """Write a heading."""
+        self._told.write(f"{title}\n")
+
+    def flush(self) -> None:
+        """Do nothing: no text is held back."""
+
+
+class _Ears:
+    """Observe, in the host's pytest, what the controller must know."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._host.send_report(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_set_timer(self, settings: Any) -> bool:
+        """Leave the time limit to the controller, which watches all hosts at once."""
+        self._host.send({"event": wire.LIMIT, "seconds": settings.timeout})
+        return True
+
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+        if when == "runtest":
+            self._host.send(wire.dump_warning(warning_message, when, nodeid, location))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            raise UsageError(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        __tracebackhide__ = True
+        if fixturedef.scope == "function":
+            self._host.own_part_begins(request.node)
+            return (yield)
+        with self._host.keeping():
+            return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        self._host.own_part_begins(item)
+
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> None:
+        if call.excinfo is not None:
+            self._host.has_raised(call.excinfo.value)

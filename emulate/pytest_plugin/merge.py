@@ -1,4 +1,4 @@
-"""Merge the reports of all hosts to those of one test."""
+"""Merge the reports of all hosts to those of one test, and make the controller's own reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emulate.cluster.failures import telling
+from emulate.cluster.lives import telling
 from emulate.program import shorten_traceback
 from emulate.pytest_plugin import upstream
 
@@ -143,7 +143,8 @@ class _Merger:
         if self._has_cause:  # what was ended because of another host has done nothing
             broken = [run for run in broken if run.result.status != "ended"]
         if failing or broken:
-            self._fail(merged, phase, failing, broken)
+            groups = self._groups(phase, failing, broken)
+            self._tell(merged, groups, self._rest(phase, [name for names, _, _ in groups for name in names]))
         elif reports:
             self._agree(merged, reports)
         self._has_failed |= merged.failed
@@ -218,10 +219,6 @@ class _Merger:
             "Skip, or expect a failure, on every host."
         )
         self._set_failed(merged, "", upstream.failure(text, *self._place(), text))
-
-    def _fail(self, merged: pytest.TestReport, phase: str, failing: list[HostRun], broken: list[HostRun]) -> None:
-        groups = self._groups(phase, failing, broken)
-        self._tell(merged, groups, self._rest(phase, [name for names, _, _ in groups for name in names]))
 
     def _tell(self, merged: pytest.TestReport, groups: list[_Failure], rest: str) -> None:
         names, longrepr, message = groups[0]
@@ -403,3 +400,52 @@ def _shared_properties(runs: list[HostRun], reports: list[pytest.TestReport]) ->
         else:
             merged += [(f"{name} (host {number})", value) for number, value in enumerate(values)]
     return merged
+
+
+Properties = list[tuple[str, object]]
+
+
+def skipped_report(item: pytest.Item, started: float, reason: str, properties: Properties) -> list[pytest.TestReport]:
+    """Return the reports of a test that could not run here."""
+    path, line, _ = item.location
+    setup = _report(item, "setup", "skipped", started, (path, line or 0, f"Skipped: {reason}"))
+    return finished([setup, _report(item, "teardown", "passed", time.time())], properties)
+
+
+def error_report(item: pytest.Item, started: float, message: str, properties: Properties) -> list[pytest.TestReport]:
+    """Return the reports of a test with a usage error."""
+    path, line, _ = item.location
+    setup = _report(item, "setup", "failed", started, upstream.failure(message, path, line or 0, message))
+    return finished([setup, _report(item, "teardown", "passed", time.time())], properties)
+
+
+def finished(reports: list[pytest.TestReport], properties: Properties, note: str = "") -> list[pytest.TestReport]:
+    """Return the reports of a test with its notes."""
+    for report in reports:
+        report.user_properties = [*report.user_properties, *properties]
+        if note:
+            report.sections.append(("gpudist", note))
+    return reports
+
+
+def verdict_of(reports: list[pytest.TestReport]) -> str:
+    """Return `failed`, `skipped` or `passed`; an expected failure has passed."""
+    if any(report.failed for report in reports):
+        return "failed"
+    return "skipped" if any(report.skipped and not hasattr(report, "wasxfail") for report in reports) else "passed"
+
+
+def _report(item: pytest.Item, when: str, outcome: str, started: float, longrepr: object = None) -> pytest.TestReport:
+    now = time.time()
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome=outcome,  # type: ignore[arg-type]
+        longrepr=longrepr,  # type: ignore[arg-type]
+        when=when,  # type: ignore[arg-type]
+        duration=now - started,
+        start=started,
+        stop=now,
+        user_properties=list(item.user_properties),
+    )

@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from emulate.pytest_plugin.keys import DEVICE, EMULATED, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
-from emulate.pytest_plugin.options import PluginSettings
+from emulate.pytest_plugin.options import DEVICE, EMULATED, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT, PluginSettings
 
 _SHOWN = 3
 _COLUMN = 2  # of pytest-html's table, after the test's name

@@ -1,4 +1,10 @@
-"""Prepare a host's pytest where it differs from one that a user starts."""
+"""Prepare what a test finds around it on a host, where that differs from a pytest that a user starts.
+
+A test of one host may run in pytest's own process instead, where `breakpoint()`, `--pdb` and the debugger of an IDE work.
+
+A test sees the cluster from one of its hosts: which host it is, and where the hosts meet. For that, functions are imported by
+name: a test may put others in their place while hosts meet.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,23 @@ import functools
 import random
 import re
 import sys
-from typing import Any
+import time
+import warnings
+from os import replace
+from os.path import exists
+from pathlib import Path
+from pickle import dumps, loads
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from emulate.errors import UsageError
 from emulate.pool import keep_meeting
 from emulate.pytest_plugin.wire import SessionPlan
+from emulate.topology import Topology
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _LATE = re.compile(r"cannot be modified after (being )?initializ|must be configured at program startup")
 """TensorFlow's words for a setting that comes after the first operation of a process."""
@@ -122,3 +138,157 @@ def is_of_tensorflow(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+class HostCluster:
+    """Describe the cluster of a test, seen from one of its hosts.
+
+    Args:
+        topology: Its topology.
+        host: The number of this host.
+        folder: A folder of the test, the same on all hosts. It is made on first use.
+
+    Attributes:
+        topology: Its topology.
+        host: The number of this host.
+        num_hosts: The number of hosts that run the test.
+        name: The name of this host in messages.
+
+    Example:
+        def test_hosts_agree(strategy, cluster):
+            losses = cluster.gather(train(strategy))
+            assert len(set(losses)) == 1
+    """
+
+    def __init__(self, topology: Topology, host: int, folder: Path) -> None:
+        self.topology = topology
+        self.host = host
+        self.num_hosts = topology.num_stepping_hosts
+        self.name = f"host {host}"
+        self._folder = folder
+        self._meetings = 0
+
+    @property
+    def shared_path(self) -> Path:
+        """Return a folder that all hosts of this test share."""
+        path = self._folder / "shared"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def gather(self, value: Any) -> list[Any]:
+        """Meet the other hosts and exchange a value. Call it equally often on each host.
+
+        Args:
+            value: This host's value. It must be picklable.
+
+        Returns:
+            The values of all hosts, in host order.
+
+        Raises:
+            UsageError: If another host has ended the test without a call.
+        """
+        __tracebackhide__ = True
+        folder = self._folder / f"meeting-{self._meetings}"
+        self._meetings += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = folder / f".{self.host}"
+        mine.write_bytes(dumps(value))
+        replace(mine, folder / str(self.host))
+        paths = [folder / str(host) for host in range(self.num_hosts)]
+        while not all(exists(path) for path in paths):  # the test's deadline ends this
+            self._check_presence(paths)
+            time.sleep(0.002)
+        return [loads(path.read_bytes()) for path in paths]
+
+    def _check_presence(self, paths: list[Path]) -> None:
+        __tracebackhide__ = True
+        gone = [host for host in range(self.num_hosts) if exists(self._folder / f"left-{host}") and not exists(paths[host])]
+        if gone:
+            raise UsageError(
+                f"Every host of a test calls gather and barrier equally often. Received: call {self._meetings} on {self.name}, "
+                f"and host {gone[0]} is done with the test. Call it on every host, in no branch that only some of them take."
+            )
+
+    def barrier(self) -> None:
+        """Wait until every host is here."""
+        __tracebackhide__ = True
+        self.gather(None)
+
+    def run(self, *_: Any, **__: Any) -> None:
+        """Refuse to run a function on a cluster from one of its hosts.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "cluster.run starts functions on hosts from beside them. Received: a call on a host, in a test that asks for "
+            "`strategy`, `devices` or `shared_path`. Its body runs on every host already; leave these out to use cluster.run."
+        )
+
+    def __enter__(self) -> HostCluster:  # noqa: PYI034
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+def say_done(cluster: HostCluster) -> None:
+    """Tell the other hosts of a cluster that this host has finished the test."""
+    if cluster.num_hosts > 1:
+        cluster._folder.mkdir(parents=True, exist_ok=True)
+        (cluster._folder / f"left-{cluster.host}").touch()
+
+
+class InProcess:
+    """Be the one host of a topology.
+
+    Args:
+        topology: The topology, of one host and without parameter servers.
+
+    Raises:
+        UsageError: If TensorFlow has run an operation in this process already.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        from emulate.devices import DevicePlan, install
+
+        self._topology = topology
+        self._strategy: str | None = None
+        install(DevicePlan(topology.num_devices), lambda code, text: warnings.warn(text, stacklevel=2))
+
+    def begin(self, topology: Topology, strategy: str | None, folder: Path, seed: int) -> None:
+        """Prepare for one test.
+
+        Args:
+            topology: The test's topology.
+            strategy: The kind of strategy that it gets.
+            folder: A folder of the test.
+            seed: What everything is seeded with.
+
+        Raises:
+            UsageError: If it is another topology: TensorFlow splits the devices of a process once.
+        """
+        if topology != self._topology:
+            raise UsageError(
+                "With --gpudist-in-process all tests of one host need the same topology. "
+                f"Received: topology={str(topology)!r}, after tests on {str(self._topology)!r}. Choose tests: -k {topology}."
+            )
+        self._strategy = strategy
+        self._cluster = HostCluster(topology, 0, folder)
+        seed_everything(seed)
+
+    def make_strategy(self, item: pytest.Item) -> Any:
+        """Return the strategy that the test's mark asks for."""
+        return make_strategy(self._strategy)
+
+    def logical_devices(self) -> list[Any]:
+        """Return the devices that a program sees."""
+        return logical_devices(0)
+
+    def shared_folder(self) -> Path:
+        """Return a folder of the test."""
+        return self._cluster.shared_path
+
+    def cluster(self) -> HostCluster:
+        """Return the cluster as its only host sees it."""
+        return self._cluster

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from emulate.progress import Progress
-from emulate.report.words import one_of
+from emulate.report.page import one_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -1,20 +1,25 @@
-"""Describe the results of the topologies; those with the same findings are described once."""
+"""Describe the results of the topologies; those with the same findings are described once.
+
+The stack of a hanging host is shortened to the program's frames, with libraries in one line. How a program fared with faults is
+a line or two for each.
+"""
 
 from __future__ import annotations
 
+import re
+import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from emulate.digits import number, told_apart
-from emulate.program import hint_for, shorten_traceback
-from emulate.report.faults import add_faults
-from emulate.report.page import Page, Span
-from emulate.report.stacks import short_stack
-from emulate.report.words import STYLES, against_noise, one_of, tensor, where
+from emulate.program import hint_for, shorten_traceback, trim_traceback
+from emulate.report.page import STYLES, Page, Span, against_noise, one_of, tensor, where
 
 if TYPE_CHECKING:
-    from emulate.verify.verdict import Finding, Run
+    from emulate.verify.verdict import FaultReport, Finding, Run
 
 _COLUMN = 15
 _STACK_LINES = 20
@@ -62,7 +67,10 @@ def add_group(page: Page, runs: Sequence[Run], told_causes: ToldCauses) -> None:
     for label, text in facts(runs):
         page.labelled(label, text, 2, max(_COLUMN, len(label) + 4), label_style="dim")
     add_faults(page, first.faults)
-    _add_failure(page, first)
+    if first.failure:
+        page.blank()
+        page.verbatim(shorten_traceback(first.failure), indent=2)
+        add_hint(page, first.failure)
     _add_stacks(page, first)
     for at, cause in enumerate(first.causes):
         causes, topologies = [run.causes[at] for run in runs], [run.topology for run in runs]
@@ -155,13 +163,6 @@ def _samples(run: Run) -> str:
         return ""
     wrong = f"{samples.missing} missing, {samples.repeated} repeated"
     return f"{samples.seen} seen, {samples.reference} in the reference: {wrong}"
-
-
-def _add_failure(page: Page, run: Run) -> None:
-    if run.failure:
-        page.blank()
-        page.verbatim(shorten_traceback(run.failure), indent=2)
-        add_hint(page, run.failure)
 
 
 def add_hint(page: Page, failure: str) -> None:
@@ -275,3 +276,113 @@ def _add_list(page: Page, title: str, runs: Sequence[Run], of: Callable[[Run], S
     page.line("  ", (title, "dim"))
     for text in texts:
         page.labelled("-", text, 5, 7)
+
+
+def add_faults(page: Page, faults: Sequence[FaultReport]) -> None:
+    """Add each fault with what came of it."""
+    for at, fault in enumerate(faults):
+        page.labelled("faults" if at == 0 else "", f"{fault.fault}: {outcome(fault)}", 2, _COLUMN, label_style="dim")
+
+
+def outcome(fault: FaultReport) -> str:
+    """Return the result of one fault: `recovered after 1 restart, resumed after 6 steps, the same result bit for bit`."""
+    if not fault.fired:
+        return "did not happen"
+    where = f"in step {fault.step} (counted from 1), " if fault.step else ""
+    if not fault.recovered:
+        return f"{where}not recovered{_after(fault)}"
+    results = {
+        "identical": "the same result bit for bit",
+        "within-noise": f"the same result within rounding ({number(fault.error)})",
+        "different": f"a different result (largest difference {number(fault.error)})"
+        if fault.error
+        else "a different number of steps",
+        None: "nothing could be compared",
+    }
+    if fault.fault.startswith("preempt:") and not fault.restarts:
+        has_left = fault.result == "different" and not fault.error
+        return f"{where}{_LEFT if has_left else _STAYED}, {results[fault.result]}"
+    return f"{where}recovered{_after(fault)}, {results[fault.result]}"
+
+
+def _resumed(steps: int) -> str:
+    """Return where a program continued that had made so many steps."""
+    return f"after {steps} step{'s' if steps > 1 else ''}" if steps else "from the beginning"
+
+
+_STAYED = "received SIGTERM, but ran to its end before SIGKILL, so its recovery was not tested"
+
+_LEFT = "received SIGTERM and ended with exit code 0, so gpudist did not restart it"
+
+
+def _after(fault: FaultReport) -> str:
+    if not fault.restarts:
+        return " without a restart"
+    times = "1 restart" if fault.restarts == 1 else f"{fault.restarts} restarts"
+    if not fault.went_on_from:
+        return f" after {times}"
+    return f" after {times}, resumed {_resumed(fault.went_on_from[-1])}"
+
+
+_FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line \d+')
+_LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+_OUTSIDE = "(outside the program: it has ended, or has not begun)"
+
+
+@dataclass
+class _StackPart:
+    """Hold a frame with the text below it, or a line that is no frame."""
+
+    lines: list[str]
+    library: str | None = None
+    is_frame: bool = False
+    indent: int = field(default=0)
+
+
+def short_stack(text: str) -> str:
+    """Return a stack from faulthandler or traceback without frames of gpudist, with library frames only counted."""
+    parts = list(_parts(trim_traceback(text)))
+    if not any(part.is_frame for part in parts):
+        return _OUTSIDE if _FRAME.search(text) else text
+    lines: list[str] = []
+    for is_library, group in groupby(_without_empty_threads(parts), key=lambda part: part.library is not None):
+        run = list(group)
+        lines += [_counted(run)] if is_library else [line for part in run for line in part.lines]
+    return "\n".join(lines)
+
+
+def _parts(text: str) -> Iterator[_StackPart]:
+    current: _StackPart | None = None
+    for line in text.splitlines():
+        match = _FRAME.match(line)
+        if match:
+            if current:
+                yield current
+            current = _StackPart([line], _library(match["file"]), True, len(match["indent"]))
+        elif current and current.is_frame and line.strip() and len(line) - len(line.lstrip()) > current.indent:
+            current.lines.append(line)
+        elif line.strip():
+            if current:
+                yield current
+            current = _StackPart([line])
+    if current:
+        yield current
+
+
+def _without_empty_threads(parts: list[_StackPart]) -> Iterator[_StackPart]:
+    for at, part in enumerate(parts):
+        if part.is_frame or (at + 1 < len(parts) and parts[at + 1].is_frame):
+            yield part
+
+
+def _library(file: str) -> str | None:
+    """Return the name of the installed package of a file; None for the user's own."""
+    for folder in sorted(_LIBRARIES, key=len, reverse=True):
+        if file.startswith(folder):
+            return file[len(folder) :].split("/")[0].removesuffix(".py")
+    return "python" if file.startswith("<frozen") else None
+
+
+def _counted(run: list[_StackPart]) -> str:
+    names = ", ".join(dict.fromkeys(part.library or "" for part in run))
+    return " " * run[0].indent + f"... {len(run)} frame{'s' if len(run) > 1 else ''} of {names}"

@@ -1,20 +1,27 @@
-"""Write the verdict for a person: one line for each topology, then the findings and their fixes."""
+"""Write the verdict for a person: one line for each topology, then the findings and their fixes.
+
+For tests it is an assertion.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
+from emulate.digits import number
+from emulate.errors import ByDesignWarning
 from emulate.program import shorten_traceback
-from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
+from emulate.report.page import DIVERGES, MARKS, PLAIN_WIDTH, STYLES, Page, Span, width_of
 from emulate.report.runs import ToldCauses, add_group, add_hint, groups_of, last_line
-from emulate.report.table import HEADER, cells
-from emulate.report.words import STYLES
 
 if TYPE_CHECKING:
-    from emulate.verify.verdict import Reference, Run, Verdict
+    from emulate.program import Program
+    from emulate.topology import Topology
+    from emulate.verify.verdict import Reference, Run, Samples, Verdict
 
 _RIGHT = {3, 4, 5, 6, 7, 8}
 _OF_REPEATS = ("unseeded-randomness", "shared-files")
@@ -34,7 +41,10 @@ def show(verdict: Verdict, stream: TextIO | None = None) -> None:
 
 def _page(verdict: Verdict, width: int) -> Page:
     page = Page(width)
-    _add_head(page, verdict)
+    versions = [f"{name} {version}" for name, version in verdict.versions.items()]
+    page.line((verdict.program, "bold"))
+    page.text(", ".join([f"seed {verdict.seed}", f"on {verdict.device.upper()}", *versions]), style="dim")
+    page.blank()
     _add_table(page, verdict.runs)
     _add_reference(page, verdict.reference, verdict.runs)
     told_causes = ToldCauses()
@@ -49,13 +59,6 @@ def _page(verdict: Verdict, width: int) -> Page:
             page.labelled("note", note, 0, 6, label_style="bold")
     _add_next(page, verdict)
     return page
-
-
-def _add_head(page: Page, verdict: Verdict) -> None:
-    versions = [f"{name} {version}" for name, version in verdict.versions.items()]
-    page.line((verdict.program, "bold"))
-    page.text(", ".join([f"seed {verdict.seed}", f"on {verdict.device.upper()}", *versions]), style="dim")
-    page.blank()
 
 
 def _add_table(page: Page, runs: Sequence[Run]) -> None:
@@ -129,3 +132,73 @@ def _add_next(page: Page, verdict: Verdict) -> None:
         page.line(f"      gpudist verify --allow {code}", ("  if you accept it", "dim"))
     if verdict.by_design and not verdict.strict:
         page.line("      gpudist verify --strict", ("  if it must fail (exit code 1)", "dim"))
+
+
+HEADER = ("", "topology", "verdict", "replicas", "steps", "samples", "error", "noise", "seconds")
+
+
+def cells(run: Run) -> tuple[str, ...]:
+    """Return a run in the columns of `HEADER`."""
+    worst = run.first_divergence if run.verdict in DIVERGES and run.first_divergence else run.worst
+    error = "not finite" if worst and worst.non_finite else number(worst.error) if worst else "-"
+    return (
+        MARKS[run.verdict],
+        run.topology,
+        run.verdict,
+        str(run.replicas or "-"),
+        str(run.steps),
+        _samples(run.samples),
+        error,
+        number(worst.noise) if worst else "-",
+        f"{run.seconds:.1f}" if run.seconds else "-",
+    )
+
+
+def _samples(samples: Samples) -> str:
+    """Return `960`; `480 of 960` if examples are missing; `960 +12` if some are repeated."""
+    if not (samples.seen or samples.reference):
+        return "-"
+    once = samples.reference - samples.missing
+    shown = str(samples.seen) if samples.missing == 0 else f"{once} of {samples.reference}"
+    return shown + (f" +{samples.repeated}" if samples.repeated else "")
+
+
+def assert_equivalent(
+    program: str | os.PathLike[str] | Callable[[], Any] | Program,
+    topology: str | Topology | Sequence[str | Topology] = "1x4",
+    **options: Any,
+) -> None:
+    """Raise AssertionError with the report unless the program trains the same model on every topology.
+
+    The verdict `by-design` passes with a `ByDesignWarning`; with `strict=True` it fails.
+
+    Args:
+        program: As for `emulate.verify`.
+        topology: As for `emulate.verify`.
+        **options: As for `emulate.verify`.
+
+    Raises:
+        AssertionError: With the whole report as its text.
+
+    Example:
+        >>> assert_equivalent("train.py", topology="2x2")  # doctest: +SKIP
+    """
+    from emulate.verify import verify
+
+    check_equivalent(verify(program, topology, **options))
+
+
+def check_equivalent(verdict: Verdict) -> None:
+    """Raise AssertionError with the report unless a verdict passes. Warn if it passes only by design.
+
+    Args:
+        verdict: The result of `emulate.verify`.
+
+    Raises:
+        AssertionError: With the whole report as its text.
+    """
+    __tracebackhide__ = True
+    if not verdict.is_equivalent:
+        raise AssertionError(render(verdict))
+    if warning := by_design_text(verdict):
+        warnings.warn(f"{warning} strict=True makes it fail.", ByDesignWarning, stacklevel=3)

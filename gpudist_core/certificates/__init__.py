@@ -3,8 +3,19 @@
 What is here imports no TensorFlow: a verification writes certificates in a process that has none. `checks` compares.
 """
 
-from gpudist_core.certificates.certificate import MOST, STEPS, Certificate, CertificateMismatch, Input, Tensor
-from gpudist_core.certificates.fingerprints import NUM, START, Integers, examples_of, project
+from gpudist_core.certificates.certificate import (
+    MOST,
+    NUM,
+    START,
+    STEPS,
+    Certificate,
+    CertificateMismatch,
+    Input,
+    Integers,
+    Tensor,
+    examples_of,
+    project,
+)
 
 __all__ = [
     "MOST",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import signal
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +12,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from gpudist_core.checkpoints import arguments, restoring, saving
-from gpudist_core.checkpoints.background import Background
-from gpudist_core.checkpoints.errors import CheckpointRefused, Damaged, FolderInUse, Foreign, Preempted, SaveFailed, refusal
+from gpudist_core.checkpoints import saving
+from gpudist_core.checkpoints.files import HasState
 from gpudist_core.checkpoints.fit import CallbackMethods, FollowedFit
-from gpudist_core.checkpoints.folder import Folder
-from gpudist_core.checkpoints.hosts import Hosts
-from gpudist_core.checkpoints.lock import IN_USE
-from gpudist_core.checkpoints.run import RunParts
-from gpudist_core.checkpoints.states import HasState
-from gpudist_core.checkpoints.stop_signals import Notice
-from gpudist_core.errors import UsageError
-from gpudist_core.values import is_whole
+from gpudist_core.checkpoints.folder import IN_USE, Folder
+from gpudist_core.checkpoints.hosts import Hosts, Notice
+from gpudist_core.checkpoints.run import Opened, RunParts, open_checked
+from gpudist_core.errors import (
+    CheckpointRefused,
+    Damaged,
+    FolderInUse,
+    Foreign,
+    Preempted,
+    SaveFailed,
+    UsageError,
+    is_finite,
+    is_whole,
+    refusal,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -118,15 +125,15 @@ class Checkpoints(CallbackMethods):
         synchronous: bool = False,
         timeout: float = 600.0,
     ) -> None:
-        arguments.check(folder, keep, every, signals, timeout, extra)
-        arguments.check_parts(model=model, optimizer=optimizer, pipeline=pipeline, step=step)
+        check_arguments(folder, keep, every, signals, timeout, extra)
+        check_parts(model=model, optimizer=optimizer, pipeline=pipeline, step=step)
         self._folder = Folder(Path(folder).absolute())
         self._keep, self._every, self._signals = keep, every, tuple(signals)
         self._synchronous, self._timeout = synchronous, timeout
         self._run = RunParts(model, optimizer, pipeline, step, dict(extra or {}), strategy)
         self._hosts: Hosts | None = None
         self._notice: Notice | None = None
-        self._background = Background()
+        self._background = saving.Background()
         self._failure: BaseException | None = None
         self._has_looked = False
         self._is_writer = False
@@ -311,11 +318,11 @@ class Checkpoints(CallbackMethods):
             self._fit.batches, self._fit.epochs = (params or {}).get("steps"), (params or {}).get("epochs")
 
     def on_train_begin(self, logs: Any = None) -> None:
-        from gpudist_core.upstream import callbacks
+        from gpudist_core.upstream import trainer
 
         fit = self._in_fit()
         fit.begin()
-        callbacks.after_all_begin(self, fit.all_begun)
+        trainer.after_all_begin(self, fit.all_begun)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._in_fit().begin_epoch(epoch)
@@ -405,13 +412,11 @@ class Checkpoints(CallbackMethods):
             other.wait()
         return other
 
-    def _try(self, step: int, items: list[Any]) -> tuple[restoring.Opened | None, str]:
+    def _try(self, step: int, items: list[Any]) -> tuple[Opened | None, str]:
         """Open a checkpoint on all hosts. If one host cannot use it, no host does."""
         opened, reason = None, ""
         try:
-            opened = restoring.open_checked(
-                self._folder.of(step), items, [*self._run.stateful(), *(["fit"] if self._fit else [])]
-            )
+            opened = open_checked(self._folder.of(step), items, [*self._run.stateful(), *(["fit"] if self._fit else [])])
         except (Damaged, Foreign, OSError) as error:
             reason = str(error)
         assert self._hosts is not None
@@ -419,7 +424,7 @@ class Checkpoints(CallbackMethods):
         reasons_by_host = [f"on host {host} {text}" if len(reasons) > 1 else text for host, text in enumerate(reasons) if text]
         return (None, ", ".join(reasons_by_host)) if reasons_by_host else (opened, "")
 
-    def _take(self, opened: restoring.Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
+    def _take(self, opened: Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
         if self._fit is not None:
             self._fit.read_over(opened)
         self._run.restore(opened, items)
@@ -465,3 +470,65 @@ def _checked(step: Any) -> int:
     if not is_whole(number, 0):
         raise UsageError("step must be an integer >= 0", "Pass the number of steps that were made.", step=step)
     return int(number)
+
+
+_NEVER_CAUGHT = {"SIGKILL", "SIGSTOP"}
+_METHODS = {"pipeline": ("state", "restore"), "step": ("model",), "optimizer": ("variables",)}
+_MEANT = {
+    "model": ("model must be a Keras model, or have variables", "Pass the model that is trained."),
+    "optimizer": ("optimizer must be a Keras optimizer", "Pass an optimizer object, not its name."),
+    "pipeline": ("pipeline must be a gpudist_core.Pipeline, or have state() and restore(state)", "Pass the object itself."),
+    "step": ("step must be a gpudist_core.TrainStep", "Pass the number of a step to save() and after_step()."),
+}
+
+
+def check_arguments(folder: Any, keep: Any, every: Any, signals: Any, timeout: Any, extra: Any) -> None:
+    """Refuse arguments that are not valid, except for the parts of the run.
+
+    Args:
+        folder: The folder.
+        keep: Number of checkpoints to keep.
+        every: Save after every this many steps.
+        signals: Names of signals.
+        timeout: How long to wait for another host, in seconds.
+        extra: More to save, by name.
+
+    Raises:
+        UsageError: For a value of another type, or outside of its range.
+    """
+    for name, value in (("keep", keep), ("every", 1 if every is None else every)):
+        if not is_whole(value, 1):
+            raise UsageError(f"{name} must be a positive integer", **{name: value})
+    if not isinstance(folder, (str, Path)) or folder == "":
+        raise UsageError("folder must be a path", "All hosts must see it.", folder=folder)
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise UsageError("folder must not be a file", "Pass another path.", folder=str(folder))
+    if not is_finite(timeout) or timeout <= 0:
+        raise UsageError(
+            "timeout must be a positive number of seconds", "Leave it out for the default of 600 seconds.", timeout=timeout
+        )
+    if isinstance(signals, str) or not all(isinstance(name, str) and name in signal.Signals.__members__ for name in signals):
+        raise UsageError(
+            "signals must be names from Python's signal module", "Use signals=('SIGTERM',) or ('SIGUSR1',).", signals=signals
+        )
+    if never := _NEVER_CAUGHT.intersection(signals):
+        raise UsageError(
+            "A signal must be one that Python can catch", "Use another signal, for example SIGTERM.", signals=sorted(never)
+        )
+    if extra is not None and not isinstance(extra, Mapping):
+        raise UsageError("extra must be a dictionary of names and values", 'Write extra={"name": variable}.', extra=extra)
+
+
+def check_parts(**parts: Any) -> None:
+    """Refuse objects that cannot be a part of a run.
+
+    Args:
+        **parts: The model, the optimizer, the pipeline and the step; None for those not given.
+
+    Raises:
+        UsageError: If one has not the methods it needs.
+    """
+    for name, value in parts.items():
+        needs = _METHODS.get(name, ("variables",))
+        if value is not None and (isinstance(value, type) or not all(hasattr(value, method) for method in needs)):
+            raise UsageError(*_MEANT[name], **{name: value})

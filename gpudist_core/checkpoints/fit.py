@@ -1,15 +1,22 @@
-"""Use `Checkpoints` as a callback of Keras's `fit` by the methods of `keras.callbacks.Callback`."""
+"""Use `Checkpoints` as a callback of Keras's `fit` by the methods of `keras.callbacks.Callback`.
+
+The states of the other callbacks are saved with it. Data without a position are moved to where a run was interrupted, by
+reading them again: the order of a shuffle, a generator or a sequence that shuffles itself depends on how often it was read.
+"""
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import tensorflow as tf
 
 from gpudist_core import state
-from gpudist_core.checkpoints import data_fast_forward
-from gpudist_core.checkpoints.others import Others
-from gpudist_core.checkpoints.restoring import Opened
-from gpudist_core.checkpoints.run import RunParts
+from gpudist_core.checkpoints.files import has_state
+from gpudist_core.checkpoints.run import Opened, RunParts
 from gpudist_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,19 +94,19 @@ class FollowedFit:
         if self._run.pipeline is not None or epoch == 0:
             return
         if epochs is None:
-            data_fast_forward.warn_of_unknown(opened.path.name, epoch)
+            warn_of_unknown(opened.path.name, epoch)
         else:
-            data_fast_forward.read_over(epochs, self._read, opened.path.name)
+            read_over(epochs, self._read, opened.path.name)
 
     def taken(self, opened: Opened) -> None:
         """Continue from a checkpoint."""
-        from gpudist_core.upstream import run_state
+        from gpudist_core.upstream import runtime
 
         kept = opened.state("fit")
         self._trained, self._epoch = opened.manifest.step, int(kept["epoch"])
         self._from, self._taken = (opened if kept["in_epoch"] else None), opened
         has_stopped = bool(kept.get("stopped"))
-        run_state.begin_at(self._model, max(self._epoch, self.epochs or 0) if has_stopped else self._epoch)
+        runtime.begin_at(self._model, max(self._epoch, self.epochs or 0) if has_stopped else self._epoch)
         if has_stopped and self._epoch < (self.epochs or 0):
             warnings.warn(
                 f"A callback has stopped fit, so only its end is repeated. Received: checkpoint={opened.path.name!r}, "
@@ -183,9 +190,9 @@ class FollowedFit:
 
     def leave_model(self) -> None:
         """Let the next `fit` start with the epoch that it is given."""
-        from gpudist_core.upstream import run_state
+        from gpudist_core.upstream import runtime
 
-        run_state.begin_at(self._model, None)
+        runtime.begin_at(self._model, None)
 
     def _restore_metrics(self, opened: Opened) -> None:
         """Restore what metrics had counted in this epoch: Keras has just reset them."""
@@ -198,3 +205,178 @@ class FollowedFit:
             )
             return
         opened.assign(items)
+
+
+class Others:
+    """Hold the callbacks beside `Checkpoints`, after all have started the training.
+
+    Args:
+        callbacks: The callbacks.
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        from gpudist_core.upstream.trainer import attributes_of
+
+        self._named = _named(callbacks)
+        self._begun = {
+            name: {key: _mark(value) for key, value in attributes_of(callback).items()}
+            for name, callback in self._named.items()
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return their states by name, and the names of callbacks that have kept something unknown meanwhile."""
+        kept = {name: _state_of(callback) for name, callback in self._named.items() if _keeps(callback)}
+        unknown = [name for name, callback in self._named.items() if not has_state(callback) and self._has_changed(name)]
+        return {"kept": kept, "unknown": unknown}
+
+    def restore(self, state: Mapping[str, Any] | None, checkpoint: str) -> None:
+        """Restore their states.
+
+        Args:
+            state: The result of `state`, or None.
+            checkpoint: The name of the checkpoint, for the message.
+        """
+        kept = (state or {}).get("kept", {})
+        anew = [name for name in (state or {}).get("unknown", ()) if name in self._named]
+        for name, callback in self._named.items():
+            if name in kept:
+                _restore(callback, kept[name])
+            elif _keeps(callback):
+                anew.append(name)
+        if anew:
+            warnings.warn(
+                f"Only callbacks whose state is in the checkpoint continue. Received: checkpoint={checkpoint!r}, "
+                f"start again={sorted(anew)}. Give your own callback state() and restore(state).",
+                stacklevel=2,
+            )
+
+    def _has_changed(self, name: str) -> bool:
+        from gpudist_core.upstream.trainer import attributes_of
+
+        now, begun = attributes_of(self._named[name]), self._begun[name]
+        return any(key not in begun or begun[key] != _mark(value) or _is_mutable(value) for key, value in now.items())
+
+
+def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Name callbacks by class and number, and by the monitored value if they have one."""
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        name = first = type(callback).__name__ + (f"({monitor})" if isinstance(monitor, str) else "")
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{first} {number}"
+        named[name] = callback
+    return named
+
+
+def _keeps(callback: Any) -> bool:
+    from gpudist_core.upstream.trainer import kept_by
+
+    return has_state(callback) or bool(kept_by(callback))
+
+
+def _state_of(callback: Any) -> Any:
+    from gpudist_core.upstream.trainer import kept_by
+
+    if has_state(callback):
+        return callback.state()
+    return {name: getattr(callback, name) for name in kept_by(callback) if hasattr(callback, name)}
+
+
+def _restore(callback: Any, state: Any) -> None:
+    if has_state(callback):
+        callback.restore(state)
+        return
+    for name, value in state.items():
+        is_number = isinstance(value, np.ndarray) and value.ndim == 0
+        setattr(callback, name, value.item() if is_number else value)
+
+
+def _mark(value: Any) -> Any:
+    """Return a mark that shows whether an attribute was replaced or has grown."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return id(value), len(value) if isinstance(value, (list, dict, set, tuple)) else 0
+
+
+def _is_mutable(value: Any) -> bool:
+    """Return whether an object may hold other numbers later."""
+    return isinstance(value, np.ndarray) or hasattr(value, "assign") or hasattr(value, "update_state")
+
+
+class RestoredEpochs(Protocol):
+    """Describe the epochs that the `fit` of a distributed model iterates: `keras_model.sources.Epochs`."""
+
+    source: Any
+    steps_per_epoch: int | None
+
+    def catch_stop_iteration(self) -> Any: ...
+    def __iter__(self) -> Any: ...
+
+
+def read_over(epochs: RestoredEpochs, number: int, name: str) -> None:
+    """Read some epochs again, so that the data continue after them.
+
+    Args:
+        epochs: The epochs of `fit`, before the first one.
+        number: Number of epochs that were read.
+        name: The name of the checkpoint, for messages.
+    """
+    from gpudist_core.upstream import datasets
+
+    dataset: Any = getattr(epochs.source, "dataset", None)
+    if number == 0 or (epochs.steps_per_epoch is not None and _warns_of_chance(epochs, name)):
+        return
+    varies = datasets.what_varies(dataset) if _is_dataset(dataset) else "more"
+    if epochs.steps_per_epoch is None and varies != "more":
+        for _ in range(number if varies == "one shuffle" else 0):
+            iter(dataset)
+        return
+    warnings.warn(
+        f"gpudist reads data without a position again, up to where {name} was saved. Received: epochs={number}. If that takes "
+        "too long, pass fit a gd.Pipeline, which continues there at once.",
+        stacklevel=2,
+    )
+    for _ in range(number):
+        with epochs.catch_stop_iteration():
+            for first, last, batches in epochs:
+                if not sum(1 for _ in itertools.islice(batches, last - first + 1)):
+                    raise StopIteration
+
+
+def _warns_of_chance(epochs: RestoredEpochs, name: str) -> bool:
+    """Warn of epochs with a part of the batches in an unseeded order: nobody knows which examples they had."""
+    from gpudist_core.upstream import datasets, trainer
+
+    dataset, seed = getattr(epochs.source, "dataset", None), getattr(epochs.source, "seed", None)
+    by_chance = seed is not None and trainer.seed() is None
+    if by_chance or (_is_dataset(dataset) and "unseeded" in datasets.shuffles_that_vary(dataset)):
+        warnings.warn(
+            "If an epoch has a part of the data, the order must have a seed to continue with the rest. Received: "
+            f"checkpoint={name!r}, steps_per_epoch={epochs.steps_per_epoch}, shuffle='without a seed'. The data start again: "
+            "some examples come twice, others later. Pass fit a gd.Pipeline, or give the shuffle a seed.",
+            stacklevel=3,
+        )
+        return True
+    return False
+
+
+def _is_dataset(value: Any) -> bool:
+    return isinstance(value, tf.data.Dataset)
+
+
+def warn_of_unknown(name: str, epoch: int) -> None:
+    """Warn that Keras's own `fit` has started its data again.
+
+    Args:
+        name: The name of the checkpoint.
+        epoch: The next epoch, from 0.
+    """
+    warnings.warn(
+        "Only the fit of a gd.distributed model continues its data where they were. Received: "
+        f"checkpoint={name!r}, epoch={epoch}. The data start again: a shuffle repeats the order of the first epoch, and data "
+        "shared between epochs (steps_per_epoch) start at the first example. Train gd.distributed(model).",
+        stacklevel=2,
+    )

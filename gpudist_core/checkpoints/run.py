@@ -1,21 +1,27 @@
-"""Collect what belongs into a run's checkpoints, and restore it."""
+"""Collect what belongs into a run's checkpoints, and restore it from the newest complete one that fits.
+
+The random states of this process that belong to no model are Python's, NumPy's, TensorFlow's and Keras's. TensorFlow does not
+tell what a stateful operation inside a tf.function has drawn (`tf.random.uniform` there). Use a `tf.random.Generator` or
+stateless draws if a restored run must continue with the same numbers.
+"""
 
 from __future__ import annotations
 
+import functools
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from gpudist_core.checkpoints import random_state, states
-from gpudist_core.checkpoints.collect import Collector
-from gpudist_core.checkpoints.items import Constant, Item
-from gpudist_core.checkpoints.restoring import Opened
+from gpudist_core.checkpoints import files
+from gpudist_core.checkpoints.items import Array, Collector, Constant, Item
 from gpudist_core.checkpoints.saving import Held, Snapshot
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import Damaged, Foreign, UsageError
 from gpudist_core.installed import installed_version, own_version
 from gpudist_core.replicas import Replicas, replicas_of
 
@@ -103,7 +109,7 @@ class RunParts:
         more = [variable for variable in trained if not any(variable is other for other in of_model)]
         groups["trained"] = collector.of_others("trained", more)
         for name, value in sorted(self.extra.items()):
-            if not states.has_state(value):
+            if not files.has_state(value):
                 groups[f"extra/{name}"] = collector.of_others(f"extra/{name}", [value])
         return [item for group in groups.values() for item in group]
 
@@ -113,8 +119,8 @@ class RunParts:
 
     def stateful(self) -> dict[str, Any]:
         """Return the objects with `state()` and `restore(state)`, by name."""
-        parts = {"pipeline": self.pipeline, "step": self.step if states.has_state(self.step) else None}
-        parts |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if states.has_state(value)}
+        parts = {"pipeline": self.pipeline, "step": self.step if files.has_state(self.step) else None}
+        parts |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if files.has_state(value)}
         return {name: value for name, value in parts.items() if value is not None}
 
     def snapshot(self, step: int, reason: str, fit: Mapping[str, Any] | None, callbacks: Mapping[str, Any] | None) -> Snapshot:
@@ -137,14 +143,14 @@ class RunParts:
             return lambda name, values: held.append(Held.of(Constant(name, np.array(values), is_mine)))
 
         kept = {
-            name: states.encode(value.state(), f"state/{name}", keep(replicas.host == 0))
+            name: files.encode_state(value.state(), f"state/{name}", keep(replicas.host == 0))
             for name, value in self.stateful().items()
         }
         if fit is not None:
             kept["fit"] = dict(fit)
         if callbacks is not None:
-            kept["callbacks"] = states.encode(callbacks, "state/callbacks", keep(replicas.host == 0))
-        own = states.encode({"random": random_state.state()}, f"random/{replicas.host}", keep(True))
+            kept["callbacks"] = files.encode_state(callbacks, "state/callbacks", keep(replicas.host == 0))
+        own = files.encode_state({"random": random_states()}, f"random/{replicas.host}", keep(True))
         return Snapshot(step, held, kept, own, self._info(replicas, reason))
 
     def restore(self, opened: Opened, items: list[Item]) -> None:
@@ -154,7 +160,7 @@ class RunParts:
         opened.assign(items)
         hosts = opened.state("hosts")
         host = self.replicas().host
-        random_state.restore(hosts[host if host < len(hosts) else 0]["random"])
+        restore_random_states(hosts[host if host < len(hosts) else 0]["random"])
 
     def _info(self, replicas: Replicas, reason: str) -> dict[str, Any]:
         return {
@@ -179,3 +185,164 @@ def _versions() -> dict[str, str]:
         "gpudist": own_version(),
         **{name: str(installed_version(name)) for name in names},
     }
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states as numbers, lists and arrays."""
+    from gpudist_core.upstream import runtime
+
+    version, words, gauss = random.getstate()
+    keras = runtime.keras_global_generator()
+    return {
+        "python": [version, np.array(words, np.uint32), gauss],
+        "numpy": np.random.get_state(legacy=False),
+        "tensorflow": runtime.op_seeds(),
+        "keras": None if keras is None else np.asarray(keras.state),
+    }
+
+
+def restore_random_states(kept: dict[str, Any]) -> None:
+    """Restore the random states, so that draws continue where `random_states` was taken.
+
+    Args:
+        kept: The result of `random_states`.
+    """
+    from gpudist_core.upstream import runtime
+
+    version, words, gauss = kept["python"]
+    random.setstate((int(version), tuple(int(word) for word in words), gauss))
+    np.random.set_state(kept["numpy"])
+    runtime.restore_op_seeds(kept["tensorflow"])
+    if kept["keras"] is not None:
+        runtime.keras_global_generator(make=True).state.assign(kept["keras"])
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Hold a complete checkpoint.
+
+    Args:
+        path: Its folder.
+        manifest: Its manifest.
+    """
+
+    path: Path
+    manifest: files.Manifest
+
+    def assign(self, items: Iterable[Item]) -> None:
+        """Assign its values to items that fit."""
+        for item in items:
+            entry = self.manifest.entries[item.name]
+            item.assign(functools.partial(rows_of, self.path, entry), entry.rows)
+
+    def state(self, name: str) -> Any:
+        """Return one of its states, including arrays; None if it has no such state."""
+        kept = self.manifest.states.get(name)
+        return None if kept is None else files.decode_state(kept, self.array)
+
+    def array(self, name: str) -> Array:
+        """Return a whole array by its name."""
+        entry = self.manifest.entries[name]
+        return np.array(rows_of(self.path, entry, 0, entry.rows))
+
+
+def open_checked(path: Path, items: Sequence[Item], needed_states: Iterable[str]) -> Opened:
+    """Open a checkpoint, and check that everything this host needs is there, complete and fits.
+
+    Args:
+        path: Its folder.
+        items: The items to restore.
+        needed_states: The states to restore.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        Damaged: If it was changed after it was written.
+        Foreign: If it belongs to another run.
+    """
+    opened = Opened(path, files.read_manifest(path))
+    _check_fits(opened.manifest, items, needed_states)
+    for item in items:
+        entry = opened.manifest.entries[item.name]
+        for start, stop in item.wanted(entry.rows):
+            _check_rows(path, item.name, entry, start, stop)
+    for name, entry in opened.manifest.entries.items():
+        if name.startswith(("state/", "random/")):
+            _check_rows(path, name, entry, 0, entry.rows)
+    return opened
+
+
+def rows_of(path: Path, entry: files.Entry, start: int, stop: int) -> Array:
+    """Return rows of an array that may be in several pieces; the whole array if it has no axis."""
+    if entry.axis is None:
+        return files.load_piece(path, entry.pieces[0], entry.dtype, entry.shape)
+    pieces = []
+    for piece in _overlapping(entry, start, stop):
+        values = files.load_piece(path, piece, entry.dtype, _shape(entry, piece.stop - piece.start))
+        rows = slice(max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start)
+        index = (*[slice(None)] * entry.axis, rows)
+        pieces.append(values[index])
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, entry.axis)
+
+
+def _overlapping(entry: files.Entry, start: int, stop: int) -> list[files.Piece]:
+    pieces = sorted(
+        (piece for piece in entry.pieces if piece.start < stop and piece.stop > start), key=lambda piece: piece.start
+    )
+    reached = start
+    for piece in pieces:
+        if piece.start > reached:
+            break
+        reached = max(reached, piece.stop)
+    if reached < stop:
+        raise Damaged(f"rows {reached} to {stop} of an array are missing")
+    return pieces
+
+
+def _shape(entry: files.Entry, rows: int) -> tuple[int, ...]:
+    assert entry.axis is not None
+    return (*entry.shape[: entry.axis], rows, *entry.shape[entry.axis + 1 :])
+
+
+def _check_rows(path: Path, name: str, entry: files.Entry, start: int, stop: int) -> None:
+    """Check the bytes that hold some rows; along another axis than the first, the whole pieces."""
+    if entry.axis is None:
+        files.check_blocks(path, name, entry.pieces[0])
+        return
+    for piece in _overlapping(entry, start, stop):
+        if entry.axis == 0 and piece.stop > piece.start:
+            row = piece.size // (piece.stop - piece.start)
+            first, last = max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start
+            files.check_blocks(path, name, piece, first * row, last * row)
+        else:
+            files.check_blocks(path, name, piece)
+
+
+def _check_fits(kept: files.Manifest, items: Sequence[Item], needed_states: Iterable[str]) -> None:
+    """Check that names, shapes and dtypes are those of the run. Groups that the run does not have are ignored."""
+    groups = {item.name.split("/")[0] for item in items}
+    there = {name for name in kept.entries if name.split("/")[0] in groups}
+    asked = {item.name: item for item in items}
+    problems = []
+    if only := sorted(there - asked.keys()):
+        problems.append(f"only the checkpoint has {_some(only)}")
+    if only := sorted(asked.keys() - there):
+        problems.append(f"only this run has {_some(only)}")
+    for name in sorted(there & asked.keys()):
+        item, entry = asked[name], kept.entries[name]
+        if not item.fits(entry.shape) or item.dtype != entry.dtype or (item.axis is None) != (entry.axis is None):
+            problems.append(f"{name} is {_kind(entry)} in the checkpoint and {_kind(item)} in this run")
+    missing = [name for name in needed_states if name not in kept.states]
+    if missing:
+        problems.append(f"it has no state for {_some(missing)}")
+    if problems:
+        raise Foreign("it is of something else: " + ", ".join(problems[:4]) + (", ..." if len(problems) > 4 else ""))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _kind(value: Item | files.Entry) -> str:
+    return f"{value.dtype}{list(value.shape)}" + ("" if value.axis is None else " in slices")

@@ -1,22 +1,24 @@
-"""Write one checkpoint: every host writes its own file, the first one the manifest and the name; all or nothing."""
+"""Write one checkpoint: every host writes its own file, the first one the manifest and the name; all or nothing.
+
+It is written in the background, one at a time, with its failure reported at the next call.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpudist_core.checkpoints import manifest as manifests
-from gpudist_core.checkpoints.arrays import DataFile
-from gpudist_core.checkpoints.errors import SaveFailed
 from gpudist_core.checkpoints.exchange import TextExchange
+from gpudist_core.checkpoints.files import DataFile, Entry, Manifest, write_json, write_manifest
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.items import Array, Item
-from gpudist_core.checkpoints.manifest import Entry, Manifest
+from gpudist_core.errors import SaveFailed
 
 Pieces = Sequence[tuple[int, int, Array]]
 
@@ -132,7 +134,7 @@ def _write_part(snapshot: Snapshot, path: Path, host: int) -> int:
         data.abandon()
         raise
     described = {name: entry.as_json() for name, entry in entries.items() if entry.pieces}
-    return manifests.write_json(_part(path, host), {"arrays": described, "own": snapshot.own})
+    return write_json(_part(path, host), {"arrays": described, "own": snapshot.own})
 
 
 def _part(path: Path, host: int) -> Path:
@@ -157,7 +159,7 @@ def _finish(snapshot: Snapshot, folder: Folder, parts: Sequence[int], keep: int)
             before = entries[name].pieces if name in entries else ()
             entries[name] = Entry(entry.shape, entry.dtype, entry.axis, (*before, *entry.pieces))
     states = {**snapshot.states, "hosts": [part["own"] for part in parts_of_hosts]}
-    manifests.write(path, Manifest(snapshot.step, entries, states, snapshot.info))
+    write_manifest(path, Manifest(snapshot.step, entries, states, snapshot.info))
     for host in range(len(parts)):
         _part(path, host).unlink()
     for step in folder.steps():
@@ -166,3 +168,38 @@ def _finish(snapshot: Snapshot, folder: Folder, parts: Sequence[int], keep: int)
     folder.commit(snapshot.step)
     with contextlib.suppress(OSError):  # what is one too many is removed the next time
         folder.prune(keep)
+
+
+class Background:
+    """Run one action at a time in a thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def start(self, act: Callable[[], Any]) -> None:
+        """Start an action. The previous one must be over (`join`)."""
+        assert self._thread is None
+
+        def run() -> None:
+            try:
+                act()
+            except BaseException as error:  # told by whoever joins
+                self._failure = error
+
+        # Not a daemon: a process that ends by itself ends after its last checkpoint.
+        self._thread = threading.Thread(target=run, name="checkpoints: writing")
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether an action was started and has ended."""
+        return self._thread is not None and not self._thread.is_alive()
+
+    def join(self) -> BaseException | None:
+        """Wait for the action, and return its exception once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        return failure

@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import scale
+from gpudist_core.gradients import scale
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.upstream import optimizers, saved_sums
+from gpudist_core.upstream import optimizers
 
 
 class Accumulation:
@@ -105,7 +105,7 @@ class Accumulation:
 
     def _take_over(self) -> None:
         """Continue with what Keras has loaded into the optimizer, or has trained it with before."""
-        sums = saved_sums.taken_over(self._optimizer)
+        sums = optimizers.sums_taken_over(self._optimizer)
         if sums is not None:
             pending = optimizers.num_applied(self._optimizer) % self.every
             self.restore({"pending": pending, "sums": {"sums": sums, "weight": float(pending)}})

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
-from gpudist_core.keras_model import batches
+from gpudist_core.keras_model import sources
+from gpudist_core.keras_model.callbacks import Logs
 from gpudist_core.keras_model.functions import CountingFunction
-from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.parameter_servers.training import CoordinatedTraining
 from gpudist_core.steps import local
@@ -56,7 +56,7 @@ class CoordinatedModel(DistributedModel):
         if not trainer.needs_build(self):
             return
         place = self._gpudist_place
-        spec = iterator.source.spec if iterator is not None else batches.spec_of(place, batches.distributed(place, data_batch))
+        spec = iterator.source.spec if iterator is not None else sources.spec_of(place, sources.distributed(place, data_batch))
         x = spec[0] if isinstance(spec, (tuple, list)) else spec
         with self.distribute_strategy.scope():
             models.build(self, lambda value: (value,), x)
@@ -99,7 +99,7 @@ class TrainFunction(CountingFunction):
         """
         place, trained = self._model._gpudist_place, False
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
-            x, y, weight = keras.utils.unpack_x_y_sample_weight(batches.distributed(place, batch))
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(sources.distributed(place, batch))
             loss = self.training((x, (y,) if weight is None else (y, weight)))
             trainer.track_loss(self._model, loss, tf.shape(tf.nest.flatten(x)[0])[0])
             trained = True

@@ -1,4 +1,7 @@
-"""Define the compiled functions behind fit, evaluate and predict."""
+"""Define the compiled functions behind fit, evaluate and predict.
+
+Of a training or evaluation step each replica runs its part as Keras's own `train_step` and `test_step` do.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ import contextlib
 import functools
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import all_reduce_all, gathered
-from gpudist_core.keras_model import batches
-from gpudist_core.keras_model.logs import Logs
+from gpudist_core.gradients import all_reduce_all, gathered
+from gpudist_core.keras_model import sources
+from gpudist_core.keras_model.callbacks import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.strategies.step_timeout import limited
-from gpudist_core.upstream import batch_norm, randomness, row_means, trainer, whole_numbers
+from gpudist_core.strategies.waiting import limited
+from gpudist_core.upstream import layers, randomness, row_means, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -84,7 +89,7 @@ class BatchFunction(CountingFunction):
         """
         outputs = None
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
-            batch = batches.distributed(self._strategy, batch)
+            batch = sources.distributed(self._strategy, batch)
             updates = () if self._accumulations is None else self._accumulations.next()
             counts = _counts_of(self._strategy, batch)
             with limited(self._strategy):
@@ -132,7 +137,7 @@ class BatchFunction(CountingFunction):
             stack.enter_context(shares.sharing(share))
             stack.enter_context(row_means.counting(tapes=self._own))
             stack.enter_context(randomness.drawing(self._draws))
-            stack.enter_context(batch_norm.synchronizing(self._model._gpudist_synchronizes))
+            stack.enter_context(layers.synchronizing_batch_norm(self._model._gpudist_synchronizes))
             if self._accumulations is not None:
                 stack.enter_context(self._accumulations.during())
             remembered = stack.enter_context(remembering())
@@ -151,7 +156,7 @@ class BatchFunction(CountingFunction):
         self._plan = {name: remembered[id(value)][1:] for name, value in outputs.items() if id(value) in remembered}
         values = {name: value for name, value in outputs.items() if name not in self._plan}
         for name, value in values.items():
-            whole_numbers.warn_of(name, value)
+            row_means.warn_of_integers(name, value)
         return {name: row_means.of_log(value) for name, value in values.items()}
 
 
@@ -181,11 +186,11 @@ class PredictFunction:
         Returns:
             The structure of the model's outputs, as tensors.
         """
-        placed = [batches.distributed(self._strategy, batch) for batch in data]
+        placed = [sources.distributed(self._strategy, batch) for batch in data]
         if placed and not self._is_built:
             if not trainer.are_layers_built(self._model):
                 with self._model.distribute_strategy.scope():
-                    trainer.build_layers(self._model, batches.spec_of(self._strategy, placed[0]))
+                    trainer.build_layers(self._model, sources.spec_of(self._strategy, placed[0]))
             self._is_built = True
         outputs = [self._joined(self._outputs(batch)) for batch in placed]
         return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *parts: _concat(parts), *outputs)
@@ -200,7 +205,7 @@ class PredictFunction:
     def _on_replica(self, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
         share = shares.Share(shares.rows_of(data))
-        synchronizing = batch_norm.synchronizing(self._model._gpudist_synchronizes)
+        synchronizing = layers.synchronizing_batch_norm(self._model._gpudist_synchronizes)
         with shares.sharing(share), row_means.counting(tapes=False), randomness.drawing(self._draws), synchronizing:
             outputs = self._model.predict_step(data)
             if self._replicas.num_hosts > 1:
@@ -250,9 +255,60 @@ def _counts_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return the number of examples of each replica as a tensor, if it is known here; made once for each division."""
     if strategy.num_replicas_in_sync == 1:
         return None
-    counts = batches.row_counts(strategy, batch)
+    counts = sources.row_counts(strategy, batch)
     if counts is None:
         return None
     if counts not in _counts:
         _counts[counts] = tf.constant(counts, tf.float32)
     return _counts[counts]
+
+
+def train_step(model: Any, data: Any) -> Any:
+    """Train on this replica's examples.
+
+    Args:
+        model: A compiled Keras model.
+        data: (x, y, weight) as Keras packs them.
+
+    Returns:
+        The logs.
+    """
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    with tf.GradientTape() as tape:
+        y_pred = trainer.call(model, x, training=True)
+        loss = row_means.present(trainer.loss_of(model, x, y, y_pred, weight, training=True))
+        # What crosses replicas (synchronized moments, sharded tables) needs the fraction in the gradient's seed.
+        target = row_means.of_all(loss)
+        if model.optimizer is not None:
+            target = model.optimizer.scale_loss(target)
+    _track(model, loss)
+    if model.trainable_weights:
+        weights = model.trainable_weights
+        model.optimizer.apply_gradients(zip(tape.gradient(target, weights), weights, strict=True))
+    else:
+        warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+    return model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def test_step(model: Any, data: Any) -> Any:
+    """Evaluate this replica's examples.
+
+    Args:
+        model: A compiled Keras model.
+        data: (x, y, weight) as Keras packs them.
+
+    Returns:
+        The logs.
+    """
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    y_pred = trainer.call(model, x, training=False)
+    _track(model, trainer.loss_of(model, x, y, y_pred, weight, training=False))
+    return model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def _track(model: Any, loss: Any) -> None:
+    share = shares.current()
+    assert share is not None
+    if loss.shape.rank:  # a value for each row, as `reduction="none"` leaves them
+        loss = row_means.present(tf.reduce_mean(loss))
+    trainer.track_loss(model, loss, share.rows)

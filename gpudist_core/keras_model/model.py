@@ -1,4 +1,4 @@
-"""Define a Keras model whose fit, evaluate and predict give the result of one device on every topology."""
+"""Make a Keras model whose fit, evaluate and predict give the result of one device on every topology."""
 
 from __future__ import annotations
 
@@ -6,24 +6,85 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core import state
-from gpudist_core.errors import Unavailable, UsageError
-from gpudist_core.keras_model import batches, steps
+from gpudist_core.errors import Unavailable, UsageError, check_choice, is_whole
+from gpudist_core.keras_model import functions, sources
 from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
-from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import BatchFunction, CountingFunction, PredictFunction, trained_by
-from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.static import table_of
-from gpudist_core.upstream import metric_variables, models, optimizers, trainer
-from gpudist_core.values import is_whole
+from gpudist_core.strategies.make import warn_of_one_device
+from gpudist_core.upstream import layers, models, optimizers, patches, randomness, strategies, trainer
+from gpudist_core.upstream.row_means import make_variables_local
+
+Model = TypeVar("Model")
+
+
+def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm: bool = True) -> Model:
+    """Make Keras's compile, fit, evaluate and predict of a model give the result of one device on every topology.
+
+    With `draws="row"` this also holds for dropout and other random layers. By default each replica draws its own numbers.
+
+    With parameter servers each batch is trained in lock-step: workers compute the gradients of its parts. The coordinator
+    updates the variables, counts the metrics, evaluates and predicts.
+
+    In a custom `train_step`, gpudist treats each scalar that you differentiate, pass to a `Mean` or return as a log as the mean
+    over this replica's examples, as Keras's losses are. So do not divide a loss by the global batch size. A loss with one value
+    for each example is also correct.
+
+    - A tape gives the gradients of all replicas. So clipping, norms, accumulation and assignments by hand are those of one
+      device. Do not sum the gradients again. In a `tf.function`, branch or loop of the step a tape gives a replica's part.
+    - A scalar that a layer passes to `add_loss` is a mean over its examples. Values by example are summed, as in Keras.
+    - A value that a layer assigns to a variable in its call is averaged over the replicas, weighted by examples: a running mean
+      becomes that of all examples. A running variance, norm or maximum does not. Keep running means of `x` and `x * x` instead,
+      and compute the variance from them.
+    - A metric function that returns one number for a batch is treated as a mean over the examples.
+
+    If a gradient is not finite on one replica, the sum is not finite. With a loss scale all replicas skip the step. Without a
+    loss scale all copies of a variable become non-finite, as on one device (`keras.callbacks.TerminateOnNaN` stops such a
+    training).
+
+    Args:
+        model: A Keras model, made in the strategy's scope.
+        draws: How a layer's dropout or noise is drawn. `replica`: differently on each replica. `row`: by the example's index in
+            the global batch, so that it is the same on every topology.
+        synchronize_batch_norm: Whether BatchNormalization uses the moments of the global batch.
+
+    Returns:
+        The same object. Its class is now a subclass of the old class, with the same name. So is the class of a clone, except
+        that a clone of a `Sequential` and a saved model are plain Keras models.
+
+    Raises:
+        UsageError: If `model` is not a Keras model.
+    """
+    if not isinstance(model, keras.Model):
+        raise UsageError("model must be a Keras model", "Use gd.TrainStep for other callables.", model=type(model).__name__)
+    check_choice(randomness.DRAWS, draws=draws)
+    warn_of_one_device(model, model.distribute_strategy)
+    patches.of_step.prepare()
+    settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}
+    patches.mix_in(model, _kind_of(model), **settings)
+    if synchronize_batch_norm:
+        layers.mark_batch_norm(model)
+    if model.compiled:
+        model._gpudist_exact()
+    return model
+
+
+def _kind_of(model: object) -> type[DistributedModel]:
+    """Return the class that makes a model of this strategy exact."""
+    if not strategies.is_coordinated(models.strategy_of(model)):
+        return DistributedModel
+    from gpudist_core.keras_model.coordinated import CoordinatedModel
+
+    return CoordinatedModel
 
 
 class DistributedModel:
@@ -176,9 +237,9 @@ class DistributedModel:
         )
         return asked["callbacks"]
 
-    def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., Epochs]:
+    def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., sources.Epochs]:
         """Return a function that makes the iterator for Keras's loop: first the loop's own, then that of its validation."""
-        iterators: list[Epochs] = []
+        iterators: list[sources.Epochs] = []
 
         def make(
             x: Any = None,
@@ -190,7 +251,7 @@ class DistributedModel:
             class_weight: Any = None,
             distribute_strategy: Any = None,
             steps_per_execution: int = 1,
-        ) -> Epochs:
+        ) -> sources.Epochs:
             if steps_per_epoch is not None and not is_whole(steps_per_epoch, 1):
                 raise UsageError(
                     "steps_per_epoch must be a positive integer",
@@ -209,9 +270,10 @@ class DistributedModel:
             trains = training and not iterators
             if iterators and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
                 data["batch_size"] = None
-            seed = self._gpudist_seed() if trains and shuffle else 0
-            source = source_of(self._gpudist_place, data, training=trains, seed=seed)
-            epochs = Epochs(source, steps_per_epoch, steps_per_execution)
+            # Arrays have another order in each fit, the same on all hosts.
+            seed = sources.common_seed(self._gpudist_place, state.of_model.of(self).fits) if trains and shuffle else 0
+            source = sources.source_of(self._gpudist_place, data, training=trains, seed=seed)
+            epochs = sources.Epochs(source, steps_per_epoch, steps_per_execution)
             if trains:
                 kept = state.of_model.of(self)
                 kept.pipeline, kept.epochs = source.pipeline, epochs
@@ -221,12 +283,6 @@ class DistributedModel:
             return epochs
 
         return make
-
-    def _gpudist_seed(self) -> int:
-        """Return the seed for the order of arrays: another one in each fit, the same on all hosts."""
-        from gpudist_core.keras_model.seeds import common_seed
-
-        return common_seed(self._gpudist_place, state.of_model.of(self).fits)
 
     def _should_eval(self, epoch: int, validation_freq: Any) -> bool:
         """Return whether Keras's fit validates after an epoch. For its first validation it makes an iterator."""
@@ -239,7 +295,7 @@ class DistributedModel:
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Create all variables before a step is traced, with the shapes of the data and without taking a batch."""
         default = trainer.is_default(type(self), "train_step")
-        if default and isinstance(iterator, Epochs) and not isinstance(iterator.source, FromDistributed):
+        if default and isinstance(iterator, sources.Epochs) and not isinstance(iterator.source, sources.FromDistributed):
             trainer.check_targets(self, iterator.source.spec)
         if not trainer.needs_build(self):
             return
@@ -247,7 +303,7 @@ class DistributedModel:
         spec = (
             iterator.source.spec
             if iterator is not None
-            else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
+            else sources.spec_of(strategy, sources.distributed(strategy, data_batch))
         )
         with strategy.scope():
             if default:
@@ -285,9 +341,9 @@ class DistributedModel:
             # `compile` has not seen the variables that a layer makes when it is called for the first time.
             for optimizer in trainer.optimizers_of(self) or [None]:
                 models.check_scope(self._gpudist_place, self, optimizer)
-            metric_variables.make_local(self._gpudist_place, self.metrics)
+            make_variables_local(self._gpudist_place, self.metrics)
             own = not trainer.is_default(type(self), "train_step")
-            step = self.train_step if own else functools.partial(steps.train_step, self)
+            step = self.train_step if own else functools.partial(functions.train_step, self)
             accumulations = state.of_model.of(self).accumulations
             self.train_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=accumulations)
         return self.train_function
@@ -295,9 +351,9 @@ class DistributedModel:
     def make_test_function(self, force: bool = False) -> Any:
         """Compile the evaluation step."""
         if self.test_function is None or force:
-            metric_variables.make_local(self._gpudist_place, self.metrics)
+            make_variables_local(self._gpudist_place, self.metrics)
             own = not trainer.is_default(type(self), "test_step")
-            step = self.test_step if own else functools.partial(steps.test_step, self)
+            step = self.test_step if own else functools.partial(functions.test_step, self)
             self.test_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws)
         return self.test_function
 

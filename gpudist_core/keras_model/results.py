@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import all_reduce_all
+from gpudist_core.gradients import all_reduce_all
 from gpudist_core.replicas import replicas_of
 from gpudist_core.state import PerThread
 from gpudist_core.upstream import models, trainer

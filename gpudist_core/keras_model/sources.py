@@ -1,10 +1,17 @@
-"""Read the batches of fit, evaluate and predict from everything that Keras takes, and from pipelines."""
+"""Read the batches of fit, evaluate and predict from everything that Keras takes, and from pipelines, epoch by epoch.
+
+A global batch is cut into one part for each replica of this host.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import secrets
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -12,13 +19,136 @@ import numpy as np
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.keras_model import batches
-from gpudist_core.keras_model.seeds import derived
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.pipelines.cross_host_check import Alike, digest_of
+from gpudist_core.pipelines.cross_host_check import Alike, digest_of, of_first_host
 from gpudist_core.pipelines.distributed import Distributed
-from gpudist_core.replicas import replicas_of
+from gpudist_core.pipelines.hashing import words
+from gpudist_core.pipelines.shares import cuts, placed
+from gpudist_core.replicas import Replicas, per_replica, replicas_of
 from gpudist_core.upstream import datasets, trainer
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Mark a batch that is already on the replicas. With one replica per host it consists of plain tensors.
+
+    Attributes:
+        value: The batch, as an argument for `Strategy.run`.
+    """
+
+    value: Any
+
+
+def distributed(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """Return a batch as an argument for `Strategy.run`.
+
+    Args:
+        strategy: The strategy.
+        batch: A global batch, equal on all hosts: arrays, tensors with the examples along their first axes, None; or a
+            distributed batch (`Placed`, or of `PerReplica`).
+
+    Returns:
+        The structure with a `PerReplica` in place of each tensor. With one replica these are tensors.
+
+    Raises:
+        UsageError: If its parts have different numbers of examples.
+    """
+    if isinstance(batch, Placed):
+        return batch.value
+    batch = tf.nest.map_structure(_value, batch)
+    leaves = tf.nest.flatten(batch)
+    if any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in leaves):
+        return batch
+    replicas = replicas_of(strategy)
+    if replicas.total == 1:
+        return tf.nest.map_structure(lambda v: tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v, batch)
+    return _cut(strategy, replicas, batch, [leaf for leaf in leaves if leaf is not None])
+
+
+def _cut(strategy: tf.distribute.Strategy, replicas: Replicas, batch: Any, leaves: list[Any]) -> Any:
+    rows = {_rows(leaf) for leaf in leaves}
+    if len(rows) != 1:
+        raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
+    places = cuts(rows.pop(), replicas.total, replicas.local)
+    parts = placed(leaves, places, replicas.devices)
+
+    def packed(part: list[Any]) -> Any:
+        values = iter(part)
+        return tf.nest.map_structure(lambda v: None if v is None else next(values), batch)
+
+    return _without_none(strategy, [packed(part) for part in parts])
+
+
+def _without_none(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
+    """Call `per_replica` for values in which some components are None on all replicas."""
+    if len(values) == 1:
+        return values[0]
+    flat = [[v for v in tf.nest.flatten(value) if v is not None] for value in values]
+    leaves = iter(per_replica(strategy, flat))
+    return tf.nest.map_structure(lambda v: None if v is None else next(leaves), values[0])
+
+
+def _value(leaf: Any) -> Any:
+    """Return a leaf of a batch. Keras's generators use an empty Optional in place of None."""
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
+    if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.distribute.DistributedValues, np.ndarray)):
+        return leaf
+    return np.asarray(leaf)
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    """Return the dense tensors of a batch that is not distributed, including those inside ragged and sparse tensors."""
+    values = tf.nest.map_structure(_value, batch)
+    return [leaf for leaf in tf.nest.flatten(values, expand_composites=True) if leaf is not None]
+
+
+def _rows(leaf: Any) -> int:
+    if len(leaf.shape) == 0:
+        raise UsageError("All parts of a batch must have examples along their first axis", "Fix the data.", shape=())
+    return int(leaf.shape[0])
+
+
+def row_counts(strategy: tf.distribute.Strategy, batch: Any) -> tuple[int, ...] | None:
+    """Return the number of examples of each replica, if this host has all replicas.
+
+    Args:
+        strategy: The strategy.
+        batch: A distributed batch.
+
+    Returns:
+        One number for each replica; None on several hosts.
+    """
+    for leaf in tf.nest.flatten(batch):
+        if leaf is None:
+            continue
+        parts = strategy.experimental_local_results(leaf)
+        if len(parts) == strategy.num_replicas_in_sync and all(
+            isinstance(part, tf.Tensor) and part.shape.rank for part in parts
+        ):
+            return tuple(int(part.shape[0]) for part in parts)
+        return None
+    return None
+
+
+def spec_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """Return shapes and dtypes of a distributed batch, with one example if this host's first replica has none.
+
+    Args:
+        strategy: The strategy.
+        batch: The batch.
+
+    Returns:
+        The structure with a `tf.TensorSpec` in place of each tensor.
+    """
+
+    def spec(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        part = strategy.experimental_local_results(leaf)[0]
+        return tf.TensorSpec([part.shape[0] or 1, *part.shape[1:]], part.dtype)
+
+    return tf.nest.map_structure(spec, batch)
 
 
 class _Source:
@@ -128,8 +258,8 @@ class FromAdapter(_Source):
     def epoch(self) -> Iterator[Any]:
         """Return the batches, on the replicas."""
         if replicas_of(self._strategy).num_hosts == 1 or not trainer.is_made_in_python(self._adapter):
-            return (batches.distributed(self._strategy, batch) for batch in self.dataset)
-        digested = ((digest_of(batches.leaves_of(b)), batches.distributed(self._strategy, b)) for b in self.dataset)
+            return (distributed(self._strategy, batch) for batch in self.dataset)
+        digested = ((digest_of(leaves_of(b)), distributed(self._strategy, b)) for b in self.dataset)
         return Alike(digested, self._strategy, type(self._adapter).__name__)
 
     def begin(self) -> None:
@@ -170,7 +300,7 @@ class FromDistributed(_Source):
         iterator = iter(self._dataset)
         first = next(iterator)
         self._taken = itertools.chain([first], iterator)
-        return batches.spec_of(self._strategy, first)
+        return spec_of(self._strategy, first)
 
     def epoch(self) -> Iterator[Any]:
         """Return the batches unchanged, including the first one, which `spec` has read."""
@@ -259,3 +389,136 @@ def _prepared(leaf: Any) -> Any:
     return (
         array.astype(keras.config.floatx()) if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx() else array
     )
+
+
+class Epochs:
+    """Iterate one epoch: (first step, last step, iterator of batches) for each call of the compiled function.
+
+    Args:
+        source: The source of the batches.
+        steps_per_epoch: Number of batches in an epoch; None for all. The next epoch continues after them. At the end of the
+            data, it starts again.
+        steps_per_execution: Number of batches in one call.
+    """
+
+    def __init__(self, source: Source, steps_per_epoch: int | None, steps_per_execution: int) -> None:
+        self.source = source
+        self.steps_per_epoch = steps_per_epoch
+        self._stride = steps_per_execution
+        self._iterator: _Batches | None = None
+        self._counted: int | None = None
+        self.step = 0
+        self.first_step = 0
+
+    @property
+    def num_batches(self) -> int | None:
+        """Return the number of batches in an epoch, as far as it is known."""
+        return self.steps_per_epoch or self.source.num_batches or self._counted
+
+    def reset(self) -> None:
+        """Start the data again in the next epoch."""
+        self._iterator = None
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        self.source.begin()
+        if self._iterator is None or self.steps_per_epoch is None or self._iterator.is_empty():
+            self.first_step = self.first_step or (0 if self.steps_per_epoch else self.source.first)
+            number = self.source.num_batches
+            left = None if number is None else number - self.source.first
+            self._iterator = _Batches(map(Placed, self.source.epoch()), left)
+        self.step, self.first_step = self.first_step, 0
+        stop = self.steps_per_epoch or self.source.num_batches
+        while stop is None or self.step < stop:
+            step, self.step = self.step, self.step + self._stride
+            yield trainer.epoch_item(step, step + self._stride - 1, self._iterator)
+            if self.steps_per_epoch and self._iterator.has_ended:  # within a call of several batches, which Keras does not tell
+                self._run_out()
+                return
+        self.source.end()
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        """End the epoch if the data ends early. Warn if steps were promised."""
+        try:
+            yield
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if self.steps_per_epoch is None:
+                self._counted = max(self.step - self._stride, 0)
+            self._run_out()
+
+    def _run_out(self) -> None:
+        """Note the end of the data: the next epoch starts again."""
+        if self.steps_per_epoch:
+            warnings.warn(
+                "Your input ran out of data; interrupting training. Make sure that it can generate at least "
+                "`steps_per_epoch * epochs` batches.",
+                stacklevel=3,
+            )
+        self._iterator = None
+        self.source.end()
+
+
+class _Batches:
+    """Iterate batches, and know whether any is left.
+
+    Args:
+        batches: The batches.
+        number: Their number; None if it is unknown.
+    """
+
+    def __init__(self, batches: Iterator[Any], number: int | None) -> None:
+        self._batches = batches
+        self._left = number
+        self._ahead: list[Any] = []
+        self.has_ended = False
+
+    def is_empty(self) -> bool:
+        """Return whether no batch is left. If the number is unknown, fetch the next batch and keep it."""
+        if self._left is not None:
+            return self._left <= 0
+        with contextlib.suppress(StopIteration):
+            self._ahead = self._ahead or [next(self._batches)]
+        return not self._ahead
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead:
+            return self._ahead.pop()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.has_ended = True
+            raise
+        self._left = None if self._left is None else self._left - 1
+        return batch
+
+
+def common_seed(strategy: Any, number: int) -> int:
+    """Return a seed for one of several uses.
+
+    Args:
+        strategy: The strategy. All its hosts must ask.
+        number: The number of the use.
+
+    Returns:
+        A function of the seed from `keras.utils.set_random_seed` on the first host, and of the number. Without such a seed, the
+        first host draws one.
+    """
+    user_seed = trainer.seed()
+    seed = of_first_host(strategy, secrets.randbits(32) if user_seed is None else int(user_seed))
+    return derived(seed, number)
+
+
+def derived(seed: int, number: int) -> int:
+    """Derive a seed for each use from one seed.
+
+    Args:
+        seed: The seed.
+        number: The number of the use.
+
+    Returns:
+        An integer below 2**31.
+    """
+    return int(words(seed, number)[0] >> 33)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ import tensorflow as tf
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.shares import shares
 from gpudist_core.static import operations
-from gpudist_core.static.initializers import Initializer, check_initializer, uniform
-from gpudist_core.upstream import coordination
+from gpudist_core.static.sources import Initializer, check_initializer, uniform
+from gpudist_core.upstream import strategies
 
 _PIECE_BYTES = 1 << 26
 
@@ -145,13 +145,13 @@ def part_sizes(rows: int, parts: int | None, strategy: tf.distribute.Strategy) -
     Raises:
         UsageError: If there are no servers, or more parts than rows.
     """
-    if parts is None and not coordination.is_coordinated(strategy):
+    if parts is None and not strategies.is_coordinated(strategy):
         raise UsageError(
             "A table needs the servers of a ParameterServerStrategy",
             "Pass parts=..., or use gd.shard or gd.ShardedEmbedding, which split it over devices.",
             strategy=type(strategy).__name__,
         )
-    count = parts if parts is not None else min(rows, coordination.num_tasks(strategy)[1])
+    count = parts if parts is not None else min(rows, strategies.num_tasks(strategy)[1])
     if not 1 <= count <= rows:
         raise UsageError(
             "A table must have at least one row in each part", "Use fewer parts, at least one.", rows=rows, parts=parts
@@ -168,16 +168,13 @@ def fill(parts: Sequence[Any], values: Initializer) -> None:
     """
     first = 0
     for part in parts:
-        for start, stop in _pieces(part):
+        rows, *rest = part.shape
+        each = max(1, _PIECE_BYTES // max(1, int(np.prod(rest)) * part.dtype.size))
+        for start in range(0, rows, each):
+            stop = min(start + each, rows)
             piece = tf.cast(tf.convert_to_tensor(values(first + start, (stop - start, *part.shape[1:]))), part.dtype)
             part.scatter_update(tf.IndexedSlices(piece, tf.range(start, stop)))
         first += part.shape[0]
-
-
-def _pieces(part: Any) -> Iterator[tuple[int, int]]:
-    rows, *rest = part.shape
-    each = max(1, _PIECE_BYTES // max(1, int(np.prod(rest)) * part.dtype.size))
-    return ((start, min(start + each, rows)) for start in range(0, rows, each))
 
 
 def _variable(shape: tuple[int, ...], dtype: Any, trainable: bool, name: str) -> Any:

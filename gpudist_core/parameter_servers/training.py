@@ -13,17 +13,14 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import Unavailable, UsageError
-from gpudist_core.gradients.clipping import Clipping
-from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
-from gpudist_core.parameter_servers.work import Part, WorkerFunction
-from gpudist_core.parameter_servers.workers import Workers, server_lost
+from gpudist_core.errors import Unavailable, UsageError, check_choice, is_finite, is_whole
+from gpudist_core.gradients import Clipping
+from gpudist_core.parameter_servers import workers
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.pipelines.placing import rows_between
+from gpudist_core.pipelines.shares import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
-from gpudist_core.upstream import coordination, losses, models, optimizers, patches, randomness, row_losses
-from gpudist_core.values import check_choice, is_finite, is_whole
+from gpudist_core.upstream import losses, models, optimizers, patches, randomness, strategies
 
 SCHEDULES = ("asynchronous", "lock-step")
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -106,7 +103,7 @@ class CoordinatedTraining:
             )
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         patches.of_step.prepare()
-        coordination.let_be_read(model)
+        strategies.let_be_read(model)
         self.model: Any = model
         self.metrics, self.schedule = arguments.checked_metrics(metrics), schedule
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
@@ -116,12 +113,12 @@ class CoordinatedTraining:
         _check_on_servers(model=model, optimizer=optimizer)
         with self.strategy.scope():
             self.optimizer = optimizers.exact_optimizer(models.scaled_where_needed(model, optimizer), self.strategy)
-        self._workers = Workers(self.strategy, timeout_seconds)
+        self._workers = workers.Workers(self.strategy, timeout_seconds)
         if schedule == "lock-step" and self._workers.num_workers > 1:
-            row_losses.check(per_example_loss)
-        self._work: WorkerFunction | None = None
-        self._updates: Updates | None = None
-        self._sums: Part | None = None
+            losses.check_rows(per_example_loss)
+        self._work: workers.WorkerFunction | None = None
+        self._updates: workers.Updates | None = None
+        self._sums: workers.Part | None = None
         self._pending = self._num_updates = 0
         self._drawn: dict[int, tuple[Any, int]] = {}
         self._update_metrics = tf.function(self._metrics_of, autograph=False, reduce_retracing=True)
@@ -191,11 +188,11 @@ class CoordinatedTraining:
     def trained_variables(self) -> list[tf.Variable | keras.Variable]:
         """Return the trained variables, in the order of the gradients. A partitioned variable is listed by its parts."""
         whole = self._given if self._given is not None else list(self.model.trainable_variables)
-        return [part for variable in whole for part in coordination.parts_of(variable)]
+        return [part for variable in whole for part in strategies.parts_of(variable)]
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint besides model and optimizer: pending batches and their sums, as arrays by name."""
-        kept = {} if self._sums is None else flattened(self._sums)
+        kept = {} if self._sums is None else workers.flattened(self._sums)
         return {"pending": self._pending, "sums": kept, "accumulate": self.accumulate}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -209,7 +206,7 @@ class CoordinatedTraining:
         """
         pending = arguments.checked_pending(state, self.accumulate, "CoordinatedTraining", "sums")
         self._pending = pending
-        self._sums = unflattened(state["sums"], len(self.trained_variables)) if pending else None
+        self._sums = workers.unflattened(state["sums"], len(self.trained_variables)) if pending else None
 
     def _in_lock_step(self, batches: Iterable[Any]) -> list[float]:
         losses = []
@@ -233,7 +230,7 @@ class CoordinatedTraining:
                 self._take_arrived(under_way, losses)
         while self._workers.under_way:
             self._take_arrived(under_way, losses)
-        coordination.advance_seeds(self._drawn, len(losses))
+        strategies.advance_seeds(self._drawn, len(losses))
         return [losses[item] for item in sorted(losses)]
 
     def _take_arrived(self, under_way: dict[int, Any], losses: dict[int, float]) -> None:
@@ -257,7 +254,7 @@ class CoordinatedTraining:
             self._workers.send((key, part), function, (rows, scalars))
         return len(sizes)
 
-    def _take(self, batch: tuple[Any, ...], parts: list[Part], items: int | None) -> float:
+    def _take(self, batch: tuple[Any, ...], parts: list[workers.Part], items: int | None) -> float:
         """Use a batch's results, only here and only once, and return its loss."""
         assert self._updates is not None
         outputs = [part["y_pred"] for part in parts if self.metrics]
@@ -270,8 +267,8 @@ class CoordinatedTraining:
         if self._pending >= self.accumulate:
             self._apply_pending()
         if items is None:
-            coordination.advance_seeds(self._drawn)
-        return float(loss_of(whole))
+            strategies.advance_seeds(self._drawn)
+        return float(workers.loss_of(whole))
 
     def _apply_pending(self) -> None:
         assert self._updates is not None
@@ -293,11 +290,11 @@ class CoordinatedTraining:
             variables = self.trained_variables
             if not self.optimizer.built:
                 self.optimizer.build(variables)
-        coordination.let_be_read(self.model)
+        strategies.let_be_read(self.model)
         _check_optimizer(self.optimizer, variables)
         scale = optimizers.loss_scaling_of(self.optimizer)
-        self._work = WorkerFunction(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
-        self._updates = Updates(self.optimizer, variables, self._clip, self.check_finite)
+        self._work = workers.WorkerFunction(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
+        self._updates = workers.Updates(self.optimizer, variables, self._clip, self.check_finite)
 
     def _outside_scope(self, action: Callable[[], _T]) -> _T:
         """Run an action outside of every strategy, as Keras's optimizers need it. Explain the error of a lost server."""
@@ -307,14 +304,14 @@ class CoordinatedTraining:
             with futures.ThreadPoolExecutor(1) as thread:
                 return thread.submit(action).result()
         except Exception as error:
-            lost = server_lost(error)
+            lost = workers.server_lost(error)
             if lost is None and not isinstance(error, Unavailable):
                 self._workers.forget()
             raise (lost or error) from (error if lost else None)
 
 
 def _checked_strategy(strategy: tf.distribute.Strategy) -> Any:
-    if coordination.is_coordinated(strategy):
+    if strategies.is_coordinated(strategy):
         return strategy
     raise UsageError(
         "CoordinatedTraining needs a model made in the scope of a ParameterServerStrategy",
@@ -326,7 +323,7 @@ def _checked_strategy(strategy: tf.distribute.Strategy) -> Any:
 def _check_on_servers(**owners: Any) -> None:
     for name, owner in owners.items():
         for variable in getattr(owner, "variables", []):
-            for part in coordination.parts_of(variable):
+            for part in strategies.parts_of(variable):
                 if "/job:ps" not in str(models.plain(part).device):
                     raise UsageError(
                         f"{name} must be made in the scope of the ParameterServerStrategy",
@@ -338,7 +335,7 @@ def _check_on_servers(**owners: Any) -> None:
 
 def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
     inner = getattr(optimizer, "inner_optimizer", None) or optimizer
-    built = coordination.variables_of(inner)
+    built = strategies.variables_of(inner)
     if [id(v) for v in built] != [id(models.plain(v)) for v in variables]:
         raise UsageError(
             "The optimizer must be built with the trained variables, with partitioned ones in their parts",

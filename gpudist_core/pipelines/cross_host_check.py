@@ -25,7 +25,7 @@ import tensorflow as tf
 from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.replicas import replicas_of
-from gpudist_core.strategies.step_timeout import limited
+from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import key_value
 
 _ALL, _END, _FAILED = "all", "no more rows", "failed: "
@@ -296,7 +296,7 @@ def of_first_host(strategy: tf.distribute.Strategy, value: int) -> int:
     Returns:
         The number of the first host.
     """
-    from gpudist_core.gradients.reduction import all_reduce
+    from gpudist_core.gradients import all_reduce
     from gpudist_core.upstream import randomness
 
     if replicas_of(strategy).num_hosts == 1:

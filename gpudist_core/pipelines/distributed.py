@@ -1,7 +1,12 @@
-"""Feed a pipeline to the replicas of a strategy: per-replica batches, on their devices before they are requested."""
+"""Feed a pipeline to the replicas of a strategy: per-replica batches, on their devices before they are requested.
+
+Before the first batch the hosts check once that all were given the same data. A host that was given a part of the data would
+take only its share of that part, and no host would take the other examples.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,14 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.pipelines import same_data
-from gpudist_core.pipelines.caching import RowCache
-from gpudist_core.pipelines.cross_host_check import Alike
+from gpudist_core.pipelines.cross_host_check import Alike, told_by_all
 from gpudist_core.pipelines.lookahead import LookAhead
-from gpudist_core.pipelines.mapping import Mapper
-from gpudist_core.pipelines.placing import placed
-from gpudist_core.pipelines.plan import HostShare, Plan
-from gpudist_core.pipelines.position import Position, check_together, identity_of, restored, state_of
+from gpudist_core.pipelines.mapping import Mapper, RowCache
+from gpudist_core.pipelines.plan import HostShare, Plan, Position, check_together, identity_of, restored, state_of
+from gpudist_core.pipelines.shares import placed
 from gpudist_core.pipelines.sources.access import Rows, digest
 from gpudist_core.pipelines.weighting import Weighting, label_component
 from gpudist_core.replicas import per_replica, replicas_of
@@ -167,7 +169,7 @@ class Distributed:
             An iterator. `close()` stops its threads, and so does dropping it.
         """
         if not self._is_of_all:
-            same_data.check(self._plan, self.strategy)
+            check_same_data(self._plan, self.strategy)
             self._is_of_all = True
         shares = self._plan.shares(self._replicas, epoch, start)
         # One thread is enough to copy; several may be in the user's functions and files.
@@ -288,3 +290,44 @@ def length_of(plan: Plan) -> int:
             source=type(plan.source).__name__,
         )
     return plan.num_batches
+
+
+_TOLERANCE = 2e-3  # of numbers that each host has computed itself, on a device that adds up in no fixed order
+
+
+def check_same_data(plan: Plan, strategy: Any) -> None:
+    """Raise unless all hosts were given the same data in the same order.
+
+    Args:
+        plan: What a pipeline does on this host.
+        strategy: The strategy of the hosts. All of them must ask.
+
+    Raises:
+        UsageError: If the hosts have different data.
+    """
+    own = identity_of(plan) | {"data": plan.source.looks}
+    numbers = getattr(plan.source, "numbers", [])
+    texts = told_by_all(strategy, "data", json.dumps([own, numbers]), _are_alike)
+    if texts is None:
+        return
+    hosts, looked_at = zip(*map(json.loads, texts), strict=True)
+    differing = {name: [host[name] for host in hosts] for name in own if any(host[name] != hosts[0][name] for host in hosts)}
+    if not differing:
+        differing = {
+            "data": [host["data"] for host in hosts],
+            "looked_at": [[round(x, 3) for x in some[:4]] for some in looked_at],
+        }
+    raise UsageError(
+        "All hosts must be given the same data, in the same order: each takes the examples of its replicas",
+        "Pass all of the data on each host: gpudist_core splits it. Code that draws, splits or shuffles it before needs a seed "
+        "that is the same on all hosts.",
+        **differing,
+    )
+
+
+def _are_alike(texts: list[str]) -> bool:
+    (first, numbers), *others = map(json.loads, texts)
+    return all(
+        other == first and all(abs(a - b) <= _TOLERANCE for a, b in zip(of_other, numbers, strict=True))
+        for other, of_other in others
+    )

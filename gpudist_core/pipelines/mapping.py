@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from types import CellType
 from typing import Any
 
@@ -17,8 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.pipelines.hashing import Integers, words
-from gpudist_core.pipelines.order import AUGMENTATION
+from gpudist_core.pipelines.hashing import AUGMENTATION, Integers, words
 from gpudist_core.pipelines.sources.access import Rows
 
 # How many rows of one share are in work at the same time.
@@ -84,7 +84,7 @@ class Mapper:
         is_other = bool(drawn) and _operations(self._traced(row, inputs)) != _operations(self._one)
         _check_draws(self._one, drawn if is_other else [])
         self._in_python = sorted({node.op for node in _nodes(self._one)} & {*_PYTHON})
-        self.spec = _specs_of(self._one.structured_outputs)
+        self.spec = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), self._one.structured_outputs)
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]
         self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
 
@@ -178,10 +178,6 @@ def _tensor(value: Any) -> Any:
     return tf.convert_to_tensor(value)
 
 
-def _specs_of(outputs: Any) -> Any:
-    return tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), outputs)
-
-
 def _no_rows(spec: Any) -> Any:
     return np.zeros(
         (0, *(size or 0 for size in spec.shape)), object if spec.dtype.name == "string" else spec.dtype.as_numpy_dtype
@@ -252,3 +248,52 @@ def _remembers(operation: str) -> bool:
         return False  # what a call of another function does is looked at there
     draws = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted", "Stateful", "Rng")
     return operation.startswith((*draws, "NonDeterministic", "Assign", "ResourceScatter"))
+
+
+class RowCache:
+    """Cache the examples that this host has made, each once. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # Numbers of rows may be far apart: where each lies is looked up.
+        self._places: dict[int, int] = {}
+        self._parts: Rows = []
+
+    def get(self, rows: Integers, make: Callable[[Integers], Rows]) -> Rows:
+        """Return the examples with these numbers.
+
+        Args:
+            rows: Their numbers.
+            make: A function that makes the examples at some places of `rows`. It is called for those that are not cached yet.
+
+        Returns:
+            The examples, flattened.
+        """
+        numbers = rows.tolist()
+        with self._lock:
+            missing = np.array([i for i, number in enumerate(numbers) if number not in self._places], np.int64)
+        if not numbers:
+            return make(missing)
+        new_rows = [np.asarray(part) for part in make(missing)] if len(missing) else []
+        with self._lock:
+            if new_rows:
+                self._keep([numbers[i] for i in missing], new_rows)
+            places = [self._places[number] for number in numbers]
+            return [part[places] for part in self._parts]
+
+    def _keep(self, numbers: list[int], rows: Rows) -> None:
+        # Another thread may have made the same rows meanwhile: then they are the same, and lie where it put them.
+        for number in numbers:
+            self._places.setdefault(number, len(self._places))
+        if not self._parts:
+            self._parts = [np.empty((0, *part.shape[1:]), part.dtype) for part in rows]
+        if len(self._places) > len(self._parts[0]):
+            self._parts = [_longer(part, max(len(self._places), 2 * len(part))) for part in self._parts]
+        for part, values in zip(self._parts, rows, strict=True):
+            part[[self._places[number] for number in numbers]] = values
+
+
+def _longer(part: Any, length: int) -> Any:
+    longer = np.empty((length, *part.shape[1:]), part.dtype)
+    longer[: len(part)] = part
+    return longer

@@ -9,14 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.pipelines.distributed import Distributed, Rowwise, batch_spec, length_of, restore
 from gpudist_core.pipelines.mapping import Stage
-from gpudist_core.pipelines.plan import Plan, Remainder
-from gpudist_core.pipelines.position import Position, state_of
+from gpudist_core.pipelines.plan import Plan, Position, Remainder, state_of
 from gpudist_core.pipelines.sources import ArraySource, DatasetStream, FileRows, FileStream, GeneratorStream, RecordSource
 from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, check_weights, checked, label_component, of_classes
-from gpudist_core.values import is_whole
 
 
 class Pipeline:

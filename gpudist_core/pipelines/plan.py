@@ -1,4 +1,8 @@
-"""Describe what a pipeline does, in a form that does not depend on the order of the user's calls."""
+"""Describe what a pipeline does, in a form that does not depend on the order of the user's calls.
+
+Its position is the batches that the training loop has taken, without those made ahead. The examples of a stream are shuffled in
+a buffer of fixed size, and cut into batches, as arrays.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpudist_core.errors import UsageError
-from gpudist_core.pipelines import order
-from gpudist_core.pipelines.buffers import rebatched, shuffled_chunks
+from gpudist_core.errors import UsageError, is_whole
+from gpudist_core.pipelines import hashing
 from gpudist_core.pipelines.cross_host_check import digest_of
-from gpudist_core.pipelines.hashing import Integers
 from gpudist_core.pipelines.mapping import Stage
 from gpudist_core.pipelines.shares import cuts
-from gpudist_core.pipelines.sources import Rows, RowSource, StreamSource
+from gpudist_core.pipelines.sources import RowSource, StreamSource
+from gpudist_core.pipelines.sources.access import Rows
 from gpudist_core.pipelines.weighting import Weighting
 from gpudist_core.replicas import Replicas
 
@@ -38,8 +41,8 @@ class HostShare:
 
     batch: int
     epoch: int
-    rows: Integers
-    repeats: Integers
+    rows: hashing.Integers
+    repeats: hashing.Integers
     cuts: list[int]
     parts: Rows | None
     digest: str = ""
@@ -69,7 +72,7 @@ class Plan:
     remainder: Remainder
     shuffle: bool = False
     buffer: int = 0
-    labels: Integers | None = None
+    labels: hashing.Integers | None = None
     epoch_rows: int | None = None
     weighting: Weighting | None = None
     stages: tuple[Stage, ...] = ()
@@ -118,11 +121,11 @@ class Plan:
             mine = drawn.part(first + inner[0], first + inner[-1])
             yield HostShare(batch, epoch, mine.rows, mine.repeats, [cut - inner[0] for cut in inner], None)
 
-    def _drawn(self, epoch: int) -> order.Drawn:
+    def _drawn(self, epoch: int) -> hashing.Drawn:
         source: RowSource = self.source
         if self.labels is not None:
-            return order.balanced(self.labels, self.epoch_rows or 0, self.seed, epoch)
-        return order.shuffled(source.num_rows, self.seed, epoch) if self.shuffle else order.in_order(source.num_rows)
+            return hashing.balanced(self.labels, self.epoch_rows or 0, self.seed, epoch)
+        return hashing.shuffled(source.num_rows, self.seed, epoch) if self.shuffle else hashing.in_order(source.num_rows)
 
     def _streamed_shares(self, replicas: Replicas, epoch: int) -> Iterator[HostShare]:
         for batch, parts in enumerate(self._global_batches(epoch)):
@@ -154,3 +157,206 @@ def _counted(chunks: Iterator[Rows], expected: int | None) -> Iterator[Rows]:
             rows=expected,
             found=count,
         )
+
+
+_FORMAT = "gpudist.pipeline/1"
+
+
+@dataclass
+class Position:
+    """Hold the position of a pipeline.
+
+    Attributes:
+        epoch: The number of the epoch, from 0.
+        batch: The number of its global batches that were taken.
+        turn: A counter of iterations and restores: an iterator with an earlier number is over.
+        is_apart: Whether the other hosts may have had a batch that this host could not make.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    turn: int = 0
+    is_apart: bool = False
+
+
+def check_together(position: Position) -> None:
+    """Refuse to continue if the hosts may be at different batches.
+
+    Args:
+        position: The position on this host.
+
+    Raises:
+        UsageError: If a batch could not be made here.
+    """
+    if position.is_apart:
+        raise UsageError(
+            "All hosts must continue from one position: after an error on one host, the others may have had the missing batch",
+            "Restore a saved position on all hosts, or make the pipeline again.",
+            epoch=position.epoch,
+            batch=position.batch,
+        )
+
+
+def state_of(plan: Plan, position: Position) -> dict[str, Any]:
+    """Return the position as plain values, with a fingerprint of the data and their order."""
+    # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
+    over = plan.num_batches is not None and position.batch >= plan.num_batches
+    epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
+    return {"format": _FORMAT, "epoch": epoch, "batch": batch, **identity_of(plan)}
+
+
+def identity_of(plan: Plan) -> dict[str, Any]:
+    """Return a fingerprint of a pipeline's examples and their order."""
+    return {
+        "data": plan.source.fingerprint,
+        "rows": -1 if plan.num_rows is None else plan.num_rows,
+        "global_batch_size": plan.global_batch_size,
+        "order": _order(plan),
+        "seed": plan.seed,
+        "remainder": plan.remainder,
+    }
+
+
+def _order(plan: Plan) -> str:
+    if plan.labels is not None:
+        return "balanced"
+    return "shuffled" if plan.shuffle else f"buffer {plan.buffer}" if plan.buffer else "as it stands"
+
+
+def restored(plan: Plan, state: Any) -> tuple[int, int]:
+    """Return the epoch and the batch of a state.
+
+    Args:
+        plan: What the pipeline does.
+        state: The result of `state_of` for a pipeline over the same data.
+
+    Returns:
+        Epoch and batch.
+
+    Raises:
+        UsageError: If it is not such a state, or belongs to other data, another order or other batches.
+    """
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise UsageError("state must be a result of Pipeline.state()", state=state)
+    for name, value in identity_of(plan).items():
+        saved = state.get(name)
+        if not _is(value, saved):
+            raise UsageError(
+                f"A state must be restored over the same data in the same order: `{name}` must be what it was",
+                "Make the pipeline as it was when the state was saved, or start again without restoring.",
+                **{name: value, "saved": saved},
+            )
+    epoch, batch = state.get("epoch"), state.get("batch")
+    most = plan.num_batches
+    if not is_whole(epoch, 0) or not is_whole(batch, 0) or (most is not None and int(batch) > most):
+        raise UsageError(
+            f"A state must count epochs and batches from 0{'' if most is None else f', with {most} batches in an epoch'}",
+            "Pass the result of Pipeline.state().",
+            epoch=epoch,
+            batch=batch,
+        )
+    return int(epoch), int(batch)
+
+
+def _is(value: Any, saved: Any) -> bool:
+    """Return whether a saved value, perhaps with another number type, is equal."""
+    try:
+        return saved is not None and bool(type(value)(saved) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def rebatched(chunks: Iterator[Rows], size: int) -> Iterator[Rows]:
+    """Yield the same examples in the same order, `size` at a time. The remainder comes last.
+
+    Args:
+        chunks: Examples, in chunks of any size.
+        size: Examples of a batch.
+
+    Yields:
+        The batches.
+    """
+    held: list[Rows] = []
+    count = 0
+    for chunk in chunks:
+        held.append(chunk)
+        count += len(chunk[0])
+        if count < size:
+            continue
+        whole = _joined(held)
+        for start in range(0, count - size + 1, size):
+            yield [part[start : start + size] for part in whole]
+        count %= size
+        held = [[part[len(part) - count :] for part in whole]] if count else []
+    if count:
+        yield _joined(held)
+
+
+def _joined(chunks: list[Rows]) -> Rows:
+    return chunks[0] if len(chunks) == 1 else [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
+
+
+def shuffled_chunks(chunks: Iterator[Rows], size: int, seed: int, epoch: int) -> Iterator[Rows]:
+    """Yield the same examples, each swapped with a random one in a buffer of `size` examples.
+
+    The remainder comes last, shuffled.
+
+    Args:
+        chunks: Examples, in chunks of any size.
+        size: Examples in the buffer.
+        seed: The seed of the pipeline.
+        epoch: The number of the epoch.
+
+    Yields:
+        Chunks of examples.
+    """
+    buffer = _Buffer(size)
+    for number, chunk in enumerate(chunks):
+        draws = hashing.words(seed, hashing.BUFFER, epoch, number, np.arange(len(chunk[0])))
+        yield from buffer.exchange(chunk, (draws % np.uint64(size)).astype(np.int64))
+    yield from buffer.rest(lambda count: hashing.permutation(count, seed, hashing.BUFFER_REST, epoch))
+
+
+class _Buffer:
+    """Hold examples in numbered slots: `_order[i]` is the slot of the i-th example, `_free` lists unused slots."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._slots: Rows = []
+        self._order: list[int] = []
+        self._free: list[int] = []
+
+    def exchange(self, chunk: Rows, places: hashing.Integers) -> Iterator[Rows]:
+        """Add a chunk. In a full buffer, each new example replaces the one at its place."""
+        leaving = []
+        for slot, place in zip(self._store(chunk), places.tolist(), strict=True):
+            if len(self._order) < self._size:
+                self._order.append(slot)
+            else:
+                leaving.append(self._order[place])
+                self._order[place] = slot
+        self._free += leaving
+        if leaving:
+            yield [part[leaving] for part in self._slots]
+
+    def rest(self, permute: Any) -> Iterator[Rows]:
+        if self._order:
+            yield [part[np.asarray(self._order)[permute(len(self._order))]] for part in self._slots]
+
+    def _store(self, chunk: Rows) -> list[int]:
+        count = len(chunk[0])
+        if len(self._free) < count:
+            self._grow(chunk, count - len(self._free))
+        slots = [self._free.pop() for _ in range(count)]
+        for part, values in zip(self._slots, chunk, strict=True):
+            part[slots] = values
+        return slots
+
+    def _grow(self, chunk: Rows, missing: int) -> None:
+        old = len(self._slots[0]) if self._slots else 0
+        new = old + max(missing, old)
+        grown = [np.empty((new, *values.shape[1:]), values.dtype) for values in chunk]
+        for part, before in zip(grown, self._slots, strict=False):
+            part[:old] = before
+        self._slots = grown
+        self._free += range(old, new)

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.pipelines.hashing import Integers
-from gpudist_core.values import is_whole
 
 Floats = npt.NDArray[np.floating[Any]]
 

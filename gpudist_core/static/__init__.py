@@ -1,10 +1,8 @@
 """Keep tensors resident: one copy on each device, or one slice of a table on each."""
 
-from gpudist_core.static.embedding import ShardedEmbedding
-from gpudist_core.static.info import ShardInfo
-from gpudist_core.static.initializers import uniform
+from gpudist_core.static.operations import ShardInfo
 from gpudist_core.static.replicated import Replicated, replicate
-from gpudist_core.static.sharded import ShardedTable, table_of
-from gpudist_core.static.slicing import shard
+from gpudist_core.static.sharded import ShardedEmbedding, ShardedTable, shard, table_of
+from gpudist_core.static.sources import uniform
 
 __all__ = ["Replicated", "ShardInfo", "ShardedEmbedding", "ShardedTable", "replicate", "shard", "table_of", "uniform"]

@@ -1,14 +1,84 @@
-"""Look up, gather and multiply on a table of which each replica holds a slice, in the replicas of a step."""
+"""Look up, gather and multiply on a table of which each replica holds a slice, in the replicas of a step.
+
+For that the replicas exchange different numbers of rows: they give them to all, and deal them out again. The two operations are
+each other's gradients. The total loss is the sum over the replicas, and each replica differentiates its own share. So the
+effect of a replica's rows on all replicas comes back to it, and the effect of all rows on a slice reaches the slice.
+
+Both are all-reduces of blocks in which every replica has places for the largest number of rows of any replica. An all-reduce is
+the only collective that every strategy of TensorFlow supports, in graphs and eagerly (2.21: an eager all_gather is traced in
+each call, 237 ms instead of 50 ms; in a graph both take 0.7 ms on 1x4; with NCCL and hierarchical copy all_gather falls back to
+one device).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.errors import UsageError
-from gpudist_core.static.exchange import Exchange
-from gpudist_core.static.info import ShardInfo
+from gpudist_core.errors import UsageError, is_whole
+from gpudist_core.gradients import all_reduce
+from gpudist_core.upstream.runtime import merges
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """Describe how a table is split over the replicas.
+
+    Attributes:
+        axis: The dimension that is split.
+        rows: The size of the whole table along that dimension.
+        total_replicas: Number of replicas on all hosts.
+
+    Example:
+        >>> ShardInfo(axis=0, rows=10, total_replicas=4).span(3)
+        (9, 10)
+    """
+
+    axis: int
+    rows: int
+    total_replicas: int
+
+    @property
+    def height(self) -> int:
+        """Return the allocated height of each slice, equal on all replicas. Unused rows are padding that is never read."""
+        return -(-self.rows // self.total_replicas)
+
+    def span(self, replica: int) -> tuple[int, int]:
+        """Return the first row of a replica and the first row after its last.
+
+        Args:
+            replica: The replica's number, counted over all hosts.
+
+        Returns:
+            (start, stop), equal if the replica holds no rows.
+        """
+        return min(self.rows, replica * self.height), min(self.rows, (replica + 1) * self.height)
+
+    def slice_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of each replica's variable.
+
+        Args:
+            shape: The shape of the whole table.
+
+        Returns:
+            The same shape with `height` along the split dimension.
+        """
+        return (*shape[: self.axis], self.height, *shape[self.axis + 1 :])
+
+
+def checked_axis(axis: int, shape: tuple[int, ...]) -> int:
+    """Return the number of an axis, counted from 0."""
+    if not is_whole(axis) or not -len(shape) <= axis < len(shape):
+        raise UsageError("axis must be an axis of the tensor", "Axes count from 0.", axis=axis, shape=shape)
+    return axis % len(shape)
+
+
+def without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return a shape without one of its axes."""
+    return (*shape[:axis], *shape[axis + 1 :])
+
 
 _BAD = -1
 """An id that is never valid, among ids from 1 on: 0 stands in places without an id."""
@@ -167,3 +237,73 @@ def _from_front(values: Any, axis: int, count: int) -> Any:
         return values
     rest = list(range(count, values.shape.rank))
     return tf.transpose(values, [*rest[:axis], *range(count), *rest[axis:]])
+
+
+class Exchange:
+    """Exchange rows between all replicas once. Every replica must make it, also with 0 rows.
+
+    Args:
+        rows: Number of rows of this replica: an integer if it is known, else an integer scalar tensor.
+        replica: This replica's number.
+        total: Number of replicas on all hosts.
+    """
+
+    def __init__(self, rows: Any, replica: int, total: int) -> None:
+        self.rows = rows if isinstance(rows, int) else tf.cast(rows, tf.int32)
+        most = _known_most(rows)
+        if most is None:
+            mine = tf.one_hot(replica, total, dtype=tf.int64) * tf.cast(self.rows, tf.int64)
+            most = tf.cast(tf.reduce_max(all_reduce(mine)), tf.int32)
+        self._first = replica * most
+        self._last = total * most
+
+    def give(self, values: Any) -> Any:
+        """Give this replica's rows to all replicas.
+
+        Args:
+            values: Shape (rows, ...).
+
+        Returns:
+            The rows of all replicas, shape (places, ...), equal on all; 0 in places without a row.
+        """
+        if not values.dtype.is_floating:
+            return self._give(values)
+        run = tf.custom_gradient(lambda x: (self._give(x), self._deal))
+        return run(values)
+
+    def deal(self, block: Any) -> Any:
+        """Sum the values of all replicas in each place, and return the places of this replica's own rows.
+
+        Args:
+            block: Shape (places, ...).
+
+        Returns:
+            Shape (rows, ...).
+        """
+        if not block.dtype.is_floating:
+            return self._deal(block)
+        run = tf.custom_gradient(lambda x: (self._deal(x), self._give))
+        return run(block)
+
+    def _give(self, values: Any) -> Any:
+        around = [[self._first, self._last - self._first - self.rows], *([[0, 0]] * (values.shape.rank - 1))]
+        block = all_reduce(tf.pad(values, around))
+        block.set_shape([None, *values.shape[1:]])
+        return block
+
+    def _deal(self, block: Any) -> Any:
+        return all_reduce(block)[self._first : self._first + self.rows]
+
+
+def _known_most(rows: Any) -> int | None:
+    """Return the largest number of rows of any replica if all are on this host and know theirs. That saves one exchange."""
+    context = tf.distribute.get_replica_context()
+    if len(context.strategy.extended.worker_devices) < context.num_replicas_in_sync or not merges(context.strategy):
+        return None
+
+    def of_all(strategy: tf.distribute.Strategy, rows: Any) -> Any:
+        each = strategy.experimental_local_results(rows)
+        return max(each) if all(isinstance(number, int) for number in each) else None
+
+    most: int | None = context.merge_call(of_all, args=(rows,))
+    return most

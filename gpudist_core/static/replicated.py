@@ -21,12 +21,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.static import context, memory
-from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import Source, exactly, source_of
-from gpudist_core.upstream import static as upstream
-from gpudist_core.values import is_whole
+from gpudist_core.upstream import strategies as upstream
 
 _TOO_LARGE = "Use gd.shard, which keeps one slice on each device."
 
@@ -51,9 +49,10 @@ class Replicated:
     def __init__(self, source: Source, strategy: tf.distribute.Strategy, name: str) -> None:
         self.strategy = strategy
         self.name = name
-        self._first, devices = _devices(strategy)
+        replicas = context.check_strategy(strategy, "gd.replicate")
+        self._first, devices = replicas.first, replicas.devices
         size = int(np.prod(source.shape, dtype=np.int64)) * source.dtype.itemsize
-        check_room(dict.fromkeys(devices, size), _TOO_LARGE)
+        memory.check_room(dict.fromkeys(devices, size), _TOO_LARGE)
         self.copies = tuple(
             upstream.plain_variable(
                 functools.partial(memory.zeros, source.shape, source.dtype, device), device=device, name=name
@@ -202,11 +201,6 @@ class Replicated:
 
     def __repr__(self) -> str:
         return f"<Replicated {self.name!r} shape={tuple(self.shape)} dtype={self.dtype.name} copies={len(self.copies)}>"
-
-
-def _devices(strategy: tf.distribute.Strategy) -> tuple[int, tuple[str, ...]]:
-    replicas = context.check_strategy(strategy, "gd.replicate")
-    return replicas.first, replicas.devices
 
 
 def replicate(

@@ -12,8 +12,9 @@ plain variable of the strategy, and the same program runs.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,145 @@ import numpy.typing as npt
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import UsageError
+from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.replicas import replicas_of
 from gpudist_core.state import of_variable
 from gpudist_core.static import context, memory, operations
-from gpudist_core.static.info import ShardInfo, checked_axis, without
-from gpudist_core.static.sources import PIECE_BYTES, exactly
-from gpudist_core.upstream import models
-from gpudist_core.upstream import static as upstream
+from gpudist_core.static.sources import (
+    PIECE_BYTES,
+    Initializer,
+    Source,
+    check_initializer,
+    exactly,
+    numeric,
+    source_of,
+    uniform,
+)
+from gpudist_core.upstream import models, strategies
+from gpudist_core.upstream import strategies as upstream
+
+_TOO_LARGE = "Use more devices, so that each slice is smaller, or use a smaller dtype."
+
+
+def shard(
+    tensor: Any,
+    strategy: tf.distribute.Strategy,
+    axis: int = 0,
+    *,
+    trainable: bool = False,
+    name: str | None = None,
+    dtype: Any = None,
+    shape: Sequence[int] | None = None,
+    initializer: Initializer | None = None,
+) -> ShardedTable:
+    """Keep one slice of a table on each device.
+
+    If the table has fewer rows than replicas, the last replicas hold none. So the same program runs on every topology.
+
+    Args:
+        tensor: The values as for `replicate`, or None with an initializer. Each host passes all values and keeps its slices.
+        strategy: A mirrored strategy, on one host or several, or one device. Under `CentralStorageStrategy` the table is in one
+            piece, where the strategy keeps its variables.
+        axis: The dimension to split.
+        trainable: Whether gradient tapes watch it.
+        name: A name. Default: `sharded`.
+        dtype: The dtype on the devices. Default: the tensor's dtype; float32 with an initializer.
+        shape: The whole shape. Needed for chunks and initializers.
+        initializer: A function of (start, (count, *rest)) that returns `count` rows from `start` along the axis, with the axis
+            first. It must depend on the row numbers only, so that every topology starts from the same table. See `uniform`.
+
+    Returns:
+        The table, for `lookup`, `gather` and `matmul` in steps.
+
+    Raises:
+        UsageError: If the axis does not exist, the values are not numbers, or chunks do not fill the shape; inside a step.
+        Unavailable: If a slice does not fit into memory. Then nothing was allocated.
+
+    Example:
+        >>> table = shard(np.arange(6.0).reshape(3, 2), tf.distribute.get_strategy())
+        >>> table.lookup([2, 0]).numpy().tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
+    """
+    if (tensor is None) == (initializer is None):
+        raise UsageError(
+            "A table needs either a tensor or an initializer",
+            tensor=None if tensor is None else type(tensor).__name__,
+            initializer=initializer,
+        )
+    if initializer is not None:
+        check_initializer(initializer)
+    context.check_not_in_a_step("A table")
+    source = _unfilled(shape, dtype) if initializer is not None else source_of(tensor, shape, dtype)
+    table = allocate(source, strategy, axis, lambda lay: _variable(lay, source.dtype, trainable, name or "sharded"))
+    if initializer is not None:
+        initialize(table, initializer)
+    else:
+        for start, rows in source.pieces():
+            table.place((start, *(0,) * (rows.ndim - 1)), rows)
+    return table
+
+
+def allocate(
+    source: Source, strategy: tf.distribute.Strategy, axis: int, create: Callable[[tuple[int, ...]], Any]
+) -> ShardedTable:
+    """Allocate a table of zeros if it fits into memory.
+
+    Args:
+        source: Its shape and dtype.
+        strategy: The strategy.
+        axis: The dimension to split.
+        create: A function that makes the variable of a slice's shape.
+
+    Returns:
+        The table.
+
+    Raises:
+        UsageError: If the axis does not exist.
+        Unavailable: If it does not fit into memory.
+    """
+    replicas = context.check_strategy(strategy, "gd.shard")
+    in_one_piece = strategies.is_central(strategy)
+    shape = source.shape
+    info = operations.ShardInfo(operations.checked_axis(axis, shape), shape[axis], 1 if in_one_piece else replicas.total)
+    if not info.rows:
+        raise UsageError("A table must have at least one row to split", "Pass a table with rows.", shape=shape, axis=axis)
+    lay = info.slice_shape(shape)
+    size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
+    devices = strategy.extended.parameter_devices if in_one_piece else replicas.devices
+    memory.check_room(dict.fromkeys(devices, size), _TOO_LARGE)
+    zeros = functools.partial(memory.zeros, lay, source.dtype)
+    if info.total_replicas > 1:
+        creation = upstream.unmirrored(strategy, zeros)
+    else:
+        creation = tf.variable_creator_scope(
+            lambda create, **kwargs: create(**{**kwargs, "initial_value": lambda: zeros(devices[0])})
+        )
+    with strategy.scope(), creation:
+        return ShardedTable(create(lay), strategy, info, shape)
+
+
+def initialize(table: ShardedTable, initializer: Initializer) -> None:
+    """Fill this host's slices with an initializer.
+
+    Args:
+        table: The table.
+        initializer: As for `shard`.
+    """
+    rest = operations.without(table.shape, table.info.axis)
+    table.restore_slices(
+        lambda start, stop: np.moveaxis(np.asarray(initializer(start, (stop - start, *rest))), 0, table.info.axis)
+    )
+
+
+def _variable(lay: tuple[int, ...], dtype: Any, trainable: bool, name: str) -> Any:
+    return tf.Variable(lambda: tf.zeros(lay, dtype), trainable=trainable, name=name)
+
+
+def _unfilled(shape: Sequence[int] | None, dtype: Any) -> Source:
+    if shape is None:
+        raise UsageError("An initializer needs the whole shape", "Give shape=(rows, ...).", shape=shape)
+    return Source(tuple(int(size) for size in shape), numeric(dtype or "float32"), lambda: iter(()))
+
 
 Array = NDArray[Any]
 
@@ -50,7 +182,9 @@ class ShardedTable:
         shape: The shape of the whole table.
     """
 
-    def __init__(self, variable: Any, strategy: tf.distribute.Strategy, info: ShardInfo, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, variable: Any, strategy: tf.distribute.Strategy, info: operations.ShardInfo, shape: tuple[int, ...]
+    ) -> None:
         self.variable = variable
         self.strategy = strategy
         self.info = info
@@ -120,7 +254,7 @@ class ShardedTable:
         Returns:
             The entries as a tensor. In the table's shape, the shape of `ids` replaces the dimension of the axis.
         """
-        axis = checked_axis(axis, self.shape)
+        axis = operations.checked_axis(axis, self.shape)
         if upstream.is_symbolic():
             return self._symbol(self.shape[:axis], ids, self.shape[axis + 1 :])
         replica = self._replica("ShardedTable.gather")
@@ -179,7 +313,7 @@ class ShardedTable:
         context.check_eager("ShardedTable.assign_rows")
         axis = self.info.axis
         rows = exactly(values, np.dtype(self.dtype.as_numpy_dtype))
-        fits = rows.ndim == len(self.shape) and without(rows.shape, axis) == without(self.shape, axis)
+        fits = rows.ndim == len(self.shape) and operations.without(rows.shape, axis) == operations.without(self.shape, axis)
         if not fits or not 0 <= start <= self.info.rows - rows.shape[axis]:
             raise UsageError(
                 "Rows to assign must be rows of the table",
@@ -230,7 +364,7 @@ class ShardedTable:
                 self.assign_rows(low, reader(low, min(stop, low + each)))
 
     def _rows_per_piece(self) -> int:
-        size = int(np.prod(without(self.shape, self.info.axis), dtype=np.int64)) * int(self.dtype.size)
+        size = int(np.prod(operations.without(self.shape, self.info.axis), dtype=np.int64)) * int(self.dtype.size)
         return max(1, PIECE_BYTES // max(1, size))
 
     def read(self, chunk: int | None = None) -> Iterator[tuple[int, Array]]:
@@ -287,3 +421,137 @@ def table_of(variable: Any) -> ShardedTable | None:
     """Return the table of a Keras or TensorFlow variable that holds its slices; None for any other variable."""
     kept = of_variable.known(models.plain(variable))
     return None if kept is None or kept.table is None else kept.table()
+
+
+# What keras.layers.Embedding calls them.
+OWN_NAMES = {"input_dim": "rows", "output_dim": "dim", "embeddings_initializer": "initializer"}
+
+
+class ShardedEmbedding:
+    """Look up rows of a trained table of which each device holds one slice, as a `keras.layers.Layer`.
+
+    The layer has one trainable weight, the slices. Its `table` is the `ShardedTable`. Call it in steps (inside `Strategy.run`);
+    Keras's `fit` does that. The weight's gradient is already the slice's total. Do not sum it over replicas again: train the
+    layer with `gd.TrainStep`, `gd.distributed`, or the optimizer of one of them.
+
+    Args:
+        rows: Rows of the table: ids are 0 to rows - 1.
+        dim: Columns of the table.
+        strategy: The strategy whose replicas hold the slices. Default: the strategy of the current scope.
+        initializer: As for `gd.shard`. Default: uniform between -0.05 and 0.05.
+        seed: The seed of the default initializer.
+        name: The layer's name.
+        **unknown: Other arguments of `keras.layers.Embedding`. They are refused.
+
+    Raises:
+        UsageError: For an unsupported argument or a value that is not valid.
+
+    Example:
+        >>> layer = ShardedEmbedding(10, 4, tf.distribute.get_strategy())
+        >>> layer(np.array([[1, 2, 3]])).shape
+        TensorShape([1, 3, 4])
+    """
+
+    def __new__(
+        cls,
+        rows: int = 0,
+        dim: int = 0,
+        strategy: tf.distribute.Strategy | None = None,
+        *,
+        initializer: Initializer | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        **unknown: Any,
+    ) -> Any:
+        _check_known(unknown)
+        return _layer_class()(rows, dim, strategy, initializer=initializer, seed=seed, name=name)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Return a layer from a `get_config` result, for the strategy of the current scope. Keras calls it to load models.
+
+        Args:
+            config: The configuration.
+
+        Returns:
+            The layer.
+        """
+        return _layer_class().from_config(config)
+
+
+def _check_known(unknown: dict[str, Any]) -> None:
+    for name, value in unknown.items():
+        own = OWN_NAMES.get(name)
+        raise UsageError(
+            "ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only",
+            f"Use {own}." if own else "Leave it out: regularizers, constraints and masks need a table in one piece.",
+            **{name: value},
+        )
+
+
+@functools.cache
+def _layer_class() -> Any:
+    import keras
+
+    class ShardedEmbedding(keras.layers.Layer):
+        """Look up rows of a sharded table. See `gpudist_core.ShardedEmbedding`."""
+
+        def __init__(
+            self,
+            rows: int,
+            dim: int,
+            strategy: tf.distribute.Strategy | None = None,
+            *,
+            initializer: Any = None,
+            seed: int = 0,
+            **kwargs: Any,
+        ) -> None:
+            super().__init__(**kwargs)
+            for what, count in (("rows", rows), ("dim", dim)):
+                if not is_whole(count, 1):
+                    raise UsageError(f"{what} must be a positive integer", **{what: count})
+            if initializer is not None:
+                check_initializer(initializer)
+            self.rows, self.dim, self.seed = int(rows), int(dim), seed
+            strategy = strategy if strategy is not None else tf.distribute.get_strategy()
+            source = Source((rows, dim), np.dtype(self.variable_dtype), lambda: iter(()))
+            table = allocate(source, strategy, 0, self._create)
+            initialize(table, initializer or uniform(seed=seed))
+            if table.info.total_replicas > 1:
+                # Keras (3.8 to 3.15) gives `get_weights` what `numpy` of the variable returns, which would be one slice. Keras
+                # asks no layer for it, and only in between steps. So the variable, which this layer has made, has its own.
+                object.__setattr__(table.variable, "numpy", table.as_numpy)
+            self._table = [table]  # in a list of its own kind: Keras would look for layers and weights inside of it
+            self.built = True
+
+        def _create(self, shape: tuple[int, ...]) -> Any:
+            # Without autocast: under a mixed-precision policy each step would cast the whole slice.
+            return self.add_weight(shape=shape, initializer="zeros", name="embeddings", autocast=False)
+
+        @property
+        def table(self) -> ShardedTable:
+            table: ShardedTable = self._table[0]
+            return table
+
+        def call(self, ids: Any) -> Any:
+            ids = tf.convert_to_tensor(ids)
+            return tf.cast(self.table.lookup(ids if ids.dtype.is_integer else tf.cast(ids, tf.int64)), self.compute_dtype)
+
+        def compute_output_spec(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the shape without tracing: replicas cannot exchange values while Keras builds a model."""
+            return keras.KerasTensor((*ids.shape, self.dim), dtype=self.compute_dtype)
+
+        def compute_output_shape(self, input_shape: Any) -> Any:
+            return (*input_shape, self.dim)
+
+        def save_own_variables(self, store: Any) -> None:
+            store["table"] = self.table.as_numpy()
+
+        def load_own_variables(self, store: Any) -> None:
+            self.table.assign_rows(0, np.asarray(store["table"]))
+
+        def get_config(self) -> dict[str, Any]:
+            config: dict[str, Any] = super().get_config()
+            return config | {"rows": self.rows, "dim": self.dim, "seed": self.seed}
+
+    return ShardedEmbedding

@@ -1,8 +1,12 @@
-"""Read the values of a table as pieces of rows: from arrays, memory maps, tensors or generators of chunks."""
+"""Read the values of a table as pieces of rows: from arrays, memory maps, tensors or generators of chunks.
+
+Initializers give a sharded table the same values on every topology: each row depends on its number only.
+"""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import UsageError
-from gpudist_core.values import in_type
+from gpudist_core.errors import UsageError, in_type
 
 Array = NDArray[Any]
 Pieces = Iterator[tuple[int, Array]]
@@ -144,7 +147,8 @@ def _checked(chunks: Iterable[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
             raise UsageError(
                 "A chunk must have the table's shape, except for the number of rows",
                 "Fix the generator.",
-                **_both(array, shape),
+                chunk=array.shape,
+                shape=shape,
             )
         if start + len(array) > shape[0]:
             raise UsageError(
@@ -162,5 +166,62 @@ def _checked(chunks: Iterable[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
         )
 
 
-def _both(array: Array, shape: tuple[int, ...]) -> dict[str, Any]:
-    return {"chunk": array.shape, "shape": shape}
+Initializer = Callable[[int, tuple[int, ...]], Any]
+"""A function (start, (count, *rest)) -> values of `count` rows from `start` on."""
+
+_PAGE = 1024
+"""Rows that share a generator: enough to be fast, few enough to draw little more than a slice needs."""
+
+
+def uniform(low: float = -0.05, high: float = 0.05, seed: int = 0) -> Callable[[int, tuple[int, ...]], NDArray[Any]]:
+    """Return an initializer of uniform random rows for `shard`. The defaults are Keras's defaults for embeddings.
+
+    Args:
+        low: The smallest value.
+        high: The exclusive upper bound.
+        seed: The seed. Each seed gives other values.
+
+    Returns:
+        A function of (start, (count, *rest)) that returns float32 values of shape (count, *rest).
+
+    Example:
+        >>> rows = uniform(seed=1)
+        >>> bool((rows(0, (5, 2))[3:] == rows(3, (2, 2))).all())
+        True
+    """
+
+    def rows(start: int, shape: tuple[int, ...]) -> NDArray[Any]:
+        count, *rest = shape
+        first, last = start // _PAGE, -(-(start + count) // _PAGE)
+        drawn = np.empty(((last - first) * _PAGE, *rest), np.float32)
+        for page in range(first, last):
+            at = (page - first) * _PAGE
+            np.random.Generator(np.random.Philox(key=[seed, page])).random(out=drawn[at : at + _PAGE], dtype=np.float32)
+        drawn *= high - low
+        drawn += low
+        offset = start - first * _PAGE
+        return drawn[offset : offset + count]
+
+    return rows
+
+
+def check_initializer(initializer: Any) -> None:
+    """Refuse an initializer that does not make rows by their numbers, such as a Keras initializer.
+
+    Args:
+        initializer: The `initializer` argument.
+
+    Raises:
+        UsageError: If it is not such a function.
+    """
+    keras = sys.modules.get("keras")
+    of_keras = keras is not None and isinstance(initializer, keras.initializers.Initializer)
+    if of_keras or not callable(initializer):
+        raise UsageError(
+            "A table's initializer must be a function of (start, (count, ...)) that returns those rows and depends on their "
+            "numbers "
+            "only, so that each device can make its own slice",
+            "Use gpudist_core.static.uniform(low, high, seed), or write such a function. Keras initializers draw the whole "
+            "table.",
+            initializer=type(initializer).__name__ if of_keras else initializer,
+        )

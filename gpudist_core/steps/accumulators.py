@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.gradients import reduction
+from gpudist_core import gradients
 from gpudist_core.static import ShardedTable
-from gpudist_core.upstream import central_storage
+from gpudist_core.upstream import strategies
 
 
 class Accumulators:
@@ -116,16 +116,16 @@ class Accumulators:
 
     def _table_of(self, variable: Any, kept: Any) -> ShardedTable | None:
         """Return the sharded table of the sums for a sharded variable: each replica adds to its own slice."""
-        if not reduction.is_sharded(variable):
+        if not gradients.is_sharded(variable):
             return None
-        info, shape = reduction.shard_of(variable), list(kept.shape)
+        info, shape = gradients.shard_of(variable), list(kept.shape)
         shape[info.axis] = info.rows
         return ShardedTable(kept, self._strategy, info, tuple(shape))
 
     def _own(self, kept: Any) -> Any:
         """Return this replica's part. If all replicas share the variable, each takes an equal part."""
         value = kept.read_value()
-        return value / self._strategy.num_replicas_in_sync if central_storage.is_shared(kept) else value
+        return value / self._strategy.num_replicas_in_sync if strategies.is_shared(kept) else value
 
     def _in_dtype(self, weight: Any) -> Any:
         return tf.cast(weight, self._weight.dtype) if tf.is_tensor(weight) else weight

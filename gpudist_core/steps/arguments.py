@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.errors import UsageError
-from gpudist_core.values import is_whole
+from gpudist_core.errors import UsageError, is_whole
 
 
 def check_model(model: Any, variables: Any) -> None:

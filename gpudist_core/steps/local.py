@@ -1,4 +1,9 @@
-"""Compute one replica's part of a step: its share of the loss, and the gradients of that share."""
+"""Compute one replica's part of a step: its share of the loss, and the gradients of that share, perhaps compiled with XLA.
+
+XLA refuses a function that reads variables of another device than the first, and does not support the collectives of
+tf.distribute. So the values of the variables are arguments, their changes are results, and the sum over the replicas stays
+outside.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from gpudist_core import gradients
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients import reduction
-from gpudist_core.steps import pairs
-from gpudist_core.upstream import losses
+from gpudist_core.upstream import layers, losses, runtime
 
 
 @dataclass(frozen=True)
@@ -91,14 +95,14 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any
             "Add the losses of an example.",
             loss=type(given).__name__,
         )
-    values = reduction.wide(tf.convert_to_tensor(given))
+    values = gradients.wide(tf.convert_to_tensor(given))
     if values.shape.rank == 0 or not _are_of_rows(values.shape, tf.nest.flatten((y, y_pred))):
         raise UsageError(
             "per_example_loss must return a loss for each example, so that examples weigh the same on every replica",
             "Return the losses of the examples, without a mean or a sum over them.",
             loss="one number" if values.shape.rank == 0 else f"shape {tuple(values.shape)}",
         )
-    pairs.check(loss, y, y_pred, values)
+    check_pairs(loss, y, y_pred, values)
     return values, losses.mask_of(given)
 
 
@@ -199,9 +203,132 @@ def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any
     Returns:
         The gradients.
     """
-    return list(grads) if scale is None else [reduction.scale(g, _rows(share)) for g in grads]
+    return list(grads) if scale is None else [gradients.scale(g, _rows(share)) for g in grads]
 
 
 def _rows(share: shares.Share) -> Any:
     """Return the divisor of the mean, equal on all replicas: a BatchNormalization carries a loss to the others' gradients."""
     return tf.maximum(share.total / share.num_replicas, 1.0)
+
+
+def check_pairs(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, values: Any) -> None:
+    """Refuse losses of shape (rows, rows) that come from (rows,) and (rows, 1). Shape (rows, k) is allowed for every k.
+
+    Args:
+        loss: The function that returned the values.
+        y: The targets.
+        y_pred: The model's outputs.
+        values: The losses.
+
+    Raises:
+        UsageError: If the second dimension is also the number of examples.
+    """
+    for target, output in zip(tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=False):
+        if values.shape.rank == 2 and _broadcast(target.shape, output.shape) and _are_rows_twice(loss, y, y_pred):
+            raise UsageError(
+                "per_example_loss must return losses of each example, not of each pair of examples (y and y_pred were "
+                "broadcast)",
+                "Give y and y_pred the same shape in the loss: tf.squeeze(y_pred, -1), or y[:, tf.newaxis].",
+                y_shape=tuple(target.shape),
+                y_pred_shape=tuple(output.shape),
+                losses_shape=tuple(values.shape),
+            )
+
+
+def _broadcast(first: Any, second: Any) -> bool:
+    """Return whether one shape is (rows,) and the other is (rows, 1)."""
+    if first.rank is None or second.rank is None:
+        return False
+    flat, column = sorted((first, second), key=lambda shape: shape.rank)
+    return bool(flat.rank == 1 and column.rank == 2 and column[1] == 1)
+
+
+def _are_rows_twice(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> bool:
+    """Return whether the second dimension grows with the number of examples. It is unknown if that number is unknown."""
+    if not all(isinstance(value, tf.Tensor) and value.shape.rank for value in tf.nest.flatten((y, y_pred))):
+        return False
+    specs = [tf.nest.map_structure(lambda v: tf.TensorSpec((None, *v.shape[1:]), v.dtype), given) for given in (y, y_pred)]
+    shape = tf.function(loss, autograph=False).get_concrete_function(*specs).structured_outputs.shape
+    return shape.rank == 2 and shape[1] is None
+
+
+class CompiledPass:
+    """Run the local part of a step for a Keras model.
+
+    Args:
+        model: A Keras model.
+        loss: A function (y, y_pred) -> losses of shape (rows, ...).
+        synchronizes: Whether BatchNormalization uses the moments of all replicas. Such a layer is then refused.
+
+    Raises:
+        UsageError: If the model is not a Keras model.
+    """
+
+    def __init__(self, model: Any, loss: Callable[[Any, Any], Any], *, synchronizes: bool) -> None:
+        if not hasattr(model, "stateless_call"):
+            raise UsageError("jit_compile=True needs a Keras 3 model", "Leave jit_compile out.", model=type(model).__name__)
+        self._model, self._loss, self._synchronizes = model, loss, synchronizes
+        self._compiled = tf.function(self._pass, jit_compile=True, autograph=False)
+
+    def __call__(self, share: shares.Share, x: Any, y: Any, weight: Any, scale: Any) -> tuple[Sums, Any]:
+        """Run one replica's pass.
+
+        Args:
+            share: Its share of the step.
+            x: Its inputs.
+            y: Its targets.
+            weight: Its weights, or None.
+            scale: The loss scale, a float32 scalar, or None.
+
+        Returns:
+            Its sums and the model's output.
+        """
+        changing = self._model.non_trainable_variables
+        values = [[tf.convert_to_tensor(v.value) for v in some] for some in (self._model.trainable_variables, changing)]
+        replica = tf.convert_to_tensor(share.replica)
+        counts = None if scale is None else share.counts  # asked for here, as the compiled pass cannot
+        grads, loss, total, (y_pred, masks), changed = self._compiled(*values, x, y, weight, replica, counts, scale)
+        for variable, value in zip(changing, changed, strict=True):
+            variable.assign(layers.of_all(share, variable, value))
+        return Sums(grads, loss, total), tf.nest.map_structure(losses.masked, y_pred, masks)
+
+    def _pass(
+        self, trained: list[Any], changing: list[Any], x: Any, y: Any, weight: Any, replica: Any, counts: Any, scale: Any
+    ) -> Any:
+        with (
+            shares.sharing(shares.Share(shares.rows_of(x), replica, counts)) as share,
+            layers.synchronizing_batch_norm(self._synchronizes, compiled=True),
+            tf.GradientTape() as tape,
+        ):
+            tape.watch(trained)
+            y_pred, changed, own = self._model.stateless_call(trained, changing, x, training=True, return_losses=True)
+            if share.num_replicas > 1:
+                self._check_layers_keep_nothing(changing, changed)
+            loss, total = weighted_losses(self._loss, y, y_pred, weight)
+            of_variables, of_inputs = separate(self._model, own, loss.dtype)
+            if of_inputs is not None:
+                raise UsageError(
+                    "A pass compiled by XLA does not support losses of its inputs (activity regularizers, add_loss)",
+                    "Leave jit_compile out.",
+                    losses=len(own),
+                )
+            if of_variables is not None:
+                loss += of_variables * total
+            target = scaled(share, loss, scale)
+        outputs = y_pred, tf.nest.map_structure(losses.mask_of, y_pred)  # what a function returns has lost its masks
+        return unscaled_rows(share, tape.gradient(target, trained), scale), loss, total, outputs, changed
+
+    def _check_layers_keep_nothing(self, before: list[Any], after: list[Any]) -> None:
+        """Refuse a layer that keeps a mean over its examples and may read it again.
+
+        BatchNormalization does not read it in training.
+        """
+        own = {id(v) for layer in runtime.flat_layers(self._model) if layers.is_batch_norm(layer) for v in layer.variables}
+        for variable, old, new in zip(self._model.non_trainable_variables, before, after, strict=True):
+            if new is not old and id(variable) not in own and layers.is_of_rows(variable):
+                raise UsageError(
+                    "A pass compiled by XLA cannot synchronize replicas, which a layer that keeps a mean over its examples "
+                    "needs",
+                    "Leave jit_compile out.",
+                    variable=variable.path,
+                )

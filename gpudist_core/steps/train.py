@@ -9,27 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gpudist_core import gradients
 from gpudist_core import share as shares
-from gpudist_core.errors import UsageError
-from gpudist_core.gradients import finite, reduction
-from gpudist_core.gradients.clipping import Clipping
+from gpudist_core.errors import UsageError, check_choice
 from gpudist_core.replicas import replicas_of
-from gpudist_core.steps import arguments, local, xla
+from gpudist_core.steps import arguments, local
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.strategies.last_strategy import warn_of_one_device
-from gpudist_core.strategies.step_timeout import limited
-from gpudist_core.upstream import (
-    batch_norm,
-    losses,
-    metric_variables,
-    models,
-    optimizers,
-    patches,
-    randomness,
-    row_losses,
-    row_means,
-)
-from gpudist_core.values import check_choice
+from gpudist_core.strategies.make import warn_of_one_device
+from gpudist_core.strategies.waiting import limited
+from gpudist_core.upstream import layers, losses, models, optimizers, patches, randomness
+from gpudist_core.upstream.row_means import counting, make_variables_local
 
 
 class TrainStep:
@@ -133,15 +122,17 @@ class TrainStep:
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
         if self._replicas.total > 1:
-            row_losses.check(per_example_loss)
-        self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
+            losses.check_rows(per_example_loss)
+        self._clip = gradients.Clipping(clip_norm, clip_global_norm, clip_value)
         self._synchronizes = synchronize_batch_norm
         if synchronize_batch_norm:
-            batch_norm.mark(model)
+            layers.mark_batch_norm(model)
         self._variables = arguments.checked_variables(variables)
-        self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
+        self._compiled_pass = (
+            local.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
+        )
         models.check_scope(self.strategy, model, optimizer, self.metrics, self._variables)
-        metric_variables.make_local(self.strategy, self.metrics)
+        make_variables_local(self.strategy, self.metrics)
         with self.strategy.scope():
             optimizer = models.scaled_where_needed(model, optimizer)
         self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)
@@ -288,7 +279,7 @@ class TrainStep:
         with (
             shares.sharing(shares.Share(shares.rows_of(batch))) as share,
             randomness.drawing(self.draws),
-            batch_norm.synchronizing(self._synchronizes),
+            layers.synchronizing_batch_norm(self._synchronizes),
         ):
             self._check_trained()
             variables = self.trained_variables
@@ -297,15 +288,11 @@ class TrainStep:
             run = self._compiled_pass or functools.partial(self._pass, variables)
             sums, y_pred = run(share, x, y, weight, scale)
             loss = self._apply(sums, variables) if update else self._keep(sums, variables)
-            with tf.control_dependencies([loss] if self.check_finite else []):  # a batch that is refused counts nowhere
-                self._count(y, y_pred, weight)
+            # A batch that is refused counts nowhere. A loss that is one number for a batch is the mean over its examples.
+            with tf.control_dependencies([loss] if self.check_finite else []), counting(tapes=False):
+                for metric in self.metrics:
+                    metric.update_state(y, y_pred, sample_weight=weight)
             return loss
-
-    def _count(self, y: Any, y_pred: Any, weight: Any) -> None:
-        """Update the metrics with one replica's examples. A loss that is one number for a batch is the mean over them."""
-        with row_means.counting(tapes=False):
-            for metric in self.metrics:
-                metric.update_state(y, y_pred, sample_weight=weight)
 
     def _pass(
         self, variables: list[Any], share: shares.Share, x: Any, y: Any, weight: Any, scale: Any
@@ -319,7 +306,7 @@ class TrainStep:
                 loss += of_variables * total
             if of_inputs is not None:
                 # Its mean over this replica's rows becomes this replica's part of the mean over all rows, in units of weight.
-                loss += of_inputs * tf.cast(share.fraction, loss.dtype) * reduction.all_reduce(total)
+                loss += of_inputs * tf.cast(share.fraction, loss.dtype) * gradients.all_reduce(total)
             target = local.scaled(share, loss, scale)
         return local.Sums(local.unscaled_rows(share, tape.gradient(target, variables), scale), loss, total), y_pred
 
@@ -331,14 +318,14 @@ class TrainStep:
         reported: list[Any] = []
 
         def mean_of_all(grads: list[Any], variables: list[Any]) -> list[Any]:
-            summed, (total, loss, own) = reduction.sum_with(grads, variables, [weight, sums.loss, sums.weight])
+            summed, (total, loss, own) = gradients.sum_with(grads, variables, [weight, sums.loss, sums.weight])
             part = tf.math.reciprocal_no_nan(total)
-            means = checked([reduction.scale(g, part) for g in summed], variables)
+            means = checked([gradients.scale(g, part) for g in summed], variables)
             reported.append(tf.math.divide_no_nan(loss, own))
             return means
 
         with (
-            finite.checking(on=self.check_finite) as checked,
+            gradients.checking_finite(on=self.check_finite) as checked,
             optimizers.reducing(self.optimizer, mean_of_all, self._clip),
         ):
             self.optimizer.apply_gradients(zip(grads, variables, strict=True))
@@ -348,7 +335,7 @@ class TrainStep:
         """Add to the accumulated sums. Only the loss needs the other replicas."""
         assert self._accumulators is not None
         self._accumulators.add(sums.grads, sums.weight)
-        loss, weight = reduction.all_reduce_all([sums.loss, sums.weight])
+        loss, weight = gradients.all_reduce_all([sums.loss, sums.weight])
         return tf.math.divide_no_nan(loss, weight)
 
     def _apply_pending(self) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gpudist_core import gradients
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients import reduction
 from gpudist_core.state import PerThread
-from gpudist_core.upstream import layer_state, strategies
+from gpudist_core.upstream import layers, runtime
 from gpudist_core.upstream.patches import Replacements
 
 _trace: PerThread[_Trace | None] = PerThread(None)
@@ -45,7 +45,7 @@ def replacements() -> Replacements:
     yield context, "all_reduce", _refusing_sums
     yield context, "merge_call", _noting_gradients
     yield from ((tf.distribute.StrategyExtended, name, _refusing_merged_sums) for name in ("reduce_to", "batch_reduce_to"))
-    yield strategies, "all_reduce", _meeting
+    yield runtime, "all_reduce", _meeting
     yield backend.Variable, "_direct_assign", _looking_for_rows
     yield TFOptimizer, "_all_reduce_sum_gradients", _summing_once
     for owner, name in ((tf, "clip_by_global_norm"), (tf, "clip_by_norm"), (tf.linalg, "global_norm")):
@@ -129,7 +129,7 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
         trace, share = _current(), shares.current()
         flat = [] if trace is None else tf.nest.flatten(sources)
-        variables = [(place, source) for place, source in enumerate(flat) if _is_variable(source)]
+        variables = [(place, source) for place, source in enumerate(flat) if isinstance(source, (tf.Variable, keras.Variable))]
         if trace is None or share is None or not variables:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
@@ -140,10 +140,10 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
         parts = [_finite_without_rows(grads[place], share) for place, _ in variables]
         if share.can_meet():
             trace.has_sums = True
-            parts = reduction.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
+            parts = gradients.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
             trace.remember([part for part in parts if part is not None], gradients=True)
             trace.slices |= {
-                id(part): part for part, (_, source) in zip(parts, variables, strict=True) if reduction.is_sharded(source)
+                id(part): part for part, (_, source) in zip(parts, variables, strict=True) if gradients.is_sharded(source)
             }
         else:
             trace.has_parts = True
@@ -154,16 +154,12 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
-def _is_variable(source: Any) -> bool:
-    return isinstance(source, (tf.Variable, keras.Variable))
-
-
 def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
     if gradient is None:
         return None
-    values = reduction.values_of(gradient)
+    values = gradients.values_of(gradient)
     here = tf.cast(tf.minimum(share.rows, 1), values.dtype)
-    return reduction.with_values(gradient, tf.math.multiply_no_nan(values, here))
+    return gradients.with_values(gradient, tf.math.multiply_no_nan(values, here))
 
 
 def _meeting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,7 +274,7 @@ def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(assign)
     def direct_assign(self: Any, value: Any) -> Any:
         trace = _current()
-        if trace is not None and _is_for_all(self) and trace.is_of_rows(value):
+        if trace is not None and layers.is_of_rows(self) and not layers.in_call_of_a_layer() and trace.is_of_rows(value):
             warnings.warn(
                 "A custom step must assign the same value to a variable on all replicas. Received: "
                 f"variable={self.path!r}, computed from each replica's own examples. From now on each replica has another "
@@ -289,10 +285,6 @@ def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
         return assign(self, value)
 
     return direct_assign
-
-
-def _is_for_all(variable: Any) -> bool:
-    return layer_state.is_of_rows(variable) and not layer_state.in_call_of_a_layer()
 
 
 def _key(value: Any) -> Key:

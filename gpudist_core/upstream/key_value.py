@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from gpudist_core.upstream import eager
+from gpudist_core.upstream.runtime import eager_context
 
 
 def is_available() -> bool:
     """Return whether this process belongs to a job whose hosts share a store."""
-    return eager.context().coordination_service is not None
+    return eager_context().coordination_service is not None
 
 
 def put(key: str, value: str) -> bool:
@@ -26,7 +26,7 @@ def put(key: str, value: str) -> bool:
         Whether the key was free. A key in use keeps its value.
     """
     try:
-        eager.context().set_config_key_value(key, value)
+        eager_context().set_config_key_value(key, value)
     except tf.errors.AlreadyExistsError:
         return False
     return True
@@ -43,11 +43,11 @@ def get(key: str, seconds: float | None) -> str | None:
         The value, or None after the time limit.
     """
     try:
-        return str(eager.context().get_config_key_value(key, 0 if seconds is None else max(1, int(seconds * 1000))))
+        return str(eager_context().get_config_key_value(key, 0 if seconds is None else max(1, int(seconds * 1000))))
     except tf.errors.DeadlineExceededError:
         return None
 
 
 def delete(key: str) -> None:
     """Delete a key."""
-    eager.context().delete_config_key_value(key)
+    eager_context().delete_config_key_value(key)

@@ -2,7 +2,7 @@
 
 Keras 3.15 takes the mean of each replica's own values and divides by the number of replicas (`losses.loss.reduce_values`). That
 is right only if all replicas have equally many values. Here the sum of this replica's values is divided by the number of all
-values.
+values. Losses that compare the examples of a batch, or are a ratio over all of them, are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.gradients import all_reduce
 from gpudist_core.upstream.patches import Replacements
 
 
@@ -151,7 +151,9 @@ def _share_of_loss(
     reduction = standardize_reduction(reduction)
     values = tf.convert_to_tensor(values) if dtype is None else tf.cast(values, dtype)
     if values.shape.rank == 0:
-        return _scalar(share, values)
+        # One number counts as the mean over this replica's examples.
+        warn_of_one_number(share)
+        return values * tf.cast(share.fraction, values.dtype)
     mask = None if mask is None else tf.cast(mask, values.dtype)
     values, weighted = _weigh(values, mask, None if weights is None else tf.cast(weights, values.dtype))
     if reduction in (None, "none"):
@@ -162,12 +164,6 @@ def _share_of_loss(
     by_weight = reduction == "mean_with_sample_weight" and weighted is not None
     count = tf.reduce_sum(weighted) if by_weight else _count(values, mask)
     return tf.math.divide_no_nan(total, all_reduce(tf.stop_gradient(tf.cast(count, values.dtype))))
-
-
-def _scalar(share: shares.Share, value: Any) -> Any:
-    """Treat a loss that is one number as the mean over this replica's examples."""
-    warn_of_one_number(share)
-    return value * tf.cast(share.fraction, value.dtype)
 
 
 def warn_of_one_number(share: shares.Share) -> None:
@@ -206,3 +202,56 @@ def _count(values: Any, mask: Any) -> Any:
         return tf.size(values)
     trailing = tf.reduce_prod(tf.shape(values)[mask.shape.rank :])
     return tf.reduce_sum(mask) * tf.cast(trailing, mask.dtype)
+
+
+GATHERED = (
+    "In a custom loss compare them with those of all replicas: apply keras.losses.circle to "
+    "tf.distribute.get_replica_context().all_gather(..., axis=0) of y and y_pred, and keep the values of the "
+    "replica's own examples. The context is None while Keras builds the model."
+)
+
+
+def check_rows(loss: Any) -> None:
+    """Refuse a Keras loss that compares examples, or is a ratio over all: it depends on each replica's examples.
+
+    Args:
+        loss: A `keras.losses.Loss`, a name, or a function.
+
+    Raises:
+        UsageError: For `Dice` and `Tversky` without axes, `CosineSimilarity` and crossentropies along the examples, `Circle`.
+    """
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    function, options = _function_of(loss)
+    if function is keras.losses.circle:
+        rule, advice = "An example's loss must not depend on the other examples of its replica", GATHERED
+    elif _joins_rows(function, options):
+        rule = "A loss must have a value for each example, so that it does not depend on the other examples of its replica"
+        of_images = ": keras.losses.Dice(axis=(1, 2, 3)) for images" if function in _ratios() else ""
+        advice = f"Leave the first axis out of its axes{of_images}."
+    else:
+        return
+    raise UsageError(rule, advice, loss=getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+
+
+def _function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the function that a Keras loss calls, and its options. A loss with its own `call` is its own function."""
+    from keras.src.losses.losses import LossFunctionWrapper
+
+    calls = getattr(type(loss), "call", None) is LossFunctionWrapper.call
+    return (loss.fn, loss._fn_kwargs) if calls else (loss, {})
+
+
+def _joins_rows(function: Any, options: dict[str, Any]) -> bool:
+    """Return whether a Keras function combines several examples, other than by a mean."""
+    from keras import losses as of_keras
+
+    axis = options.get("axis")
+    if function in _ratios():
+        return axis is None or 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
+    crossentropies = of_keras.categorical_crossentropy, of_keras.sparse_categorical_crossentropy
+    normed = (*crossentropies, of_keras.categorical_focal_crossentropy, of_keras.cosine_similarity)
+    return axis == 0 and function in normed
+
+
+def _ratios() -> tuple[Any, ...]:
+    return keras.losses.dice, keras.losses.tversky

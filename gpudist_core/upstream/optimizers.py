@@ -3,6 +3,12 @@
 Keras 3.15 checks, clips and accumulates each replica's own gradients and sums afterwards (`BaseOptimizer.apply`, then
 `TFOptimizer._backend_apply_gradients`, then `_all_reduce_sum_gradients`). Clipping by each replica's own norm is wrong, and
 `LossScaleOptimizer` asks only the first replica whether all gradients are finite. Here the sum comes first.
+
+An exact optimizer keeps the sums of `gradient_accumulation_steps` elsewhere, over replicas. In a file they are among its
+variables, where Keras looks for them. Keras 3.12 and 3.15 number the iterations, the learning rate if it is a variable, the
+averages, the sums, and the optimizer's own variables. Keras 3.8 numbers each sum after the average of the same variable.
+
+What an optimizer applies, and the arguments of `Strategy.run` around it, can be seen without a change of its class.
 """
 
 from __future__ import annotations
@@ -10,20 +16,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from gpudist_core import gradients, state
 from gpudist_core.errors import UsageError
-from gpudist_core.gradients import clipping, reduction
-from gpudist_core.state import OfOptimizer, PerThread, of_optimizer
-from gpudist_core.upstream import classes, custom_step, saved_sums
+from gpudist_core.upstream import custom_step, patches
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
-_summed: PerThread[frozenset[int]] = PerThread(frozenset())
+_summed: state.PerThread[frozenset[int]] = state.PerThread(frozenset())
 
 
 def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
@@ -43,11 +50,11 @@ def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         exact_optimizer(inner, strategy)
-        of_optimizer.of(inner).is_reduced = True
-    if not of_optimizer.of(optimizer).is_exact:
+        state.of_optimizer.of(inner).is_reduced = True
+    if not state.of_optimizer.of(optimizer).is_exact:
         if inner is None and optimizer.built:
-            saved_sums.take_over(optimizer)
-        classes.mix_in(optimizer, _Exact if inner is None else _LossScaling)
+            take_over_sums(optimizer)
+        patches.mix_in(optimizer, _Exact if inner is None else _LossScaling)
         _keep_what_waits(optimizer)
     if not optimizer.built:  # Keras keeps the strategy around the optimizer's creation, which may be none (3.15, TFOptimizer)
         optimizer._distribution_strategy = strategy
@@ -83,7 +90,7 @@ def check_slices(optimizer: Any, variables: list[Any]) -> None:
         UsageError: For Lamb and Adafactor, and for variables that Muon does not pass to its AdamW.
     """
     for variable in variables:
-        if reduction.is_sharded(variable) and _looks_at_all(optimizer, variable):
+        if gradients.is_sharded(variable) and _looks_at_all(optimizer, variable):
             raise UsageError(
                 "A sharded table needs an optimizer that updates each element by itself",
                 "Use Adam, Adagrad or SGD. To keep this one for the other variables, make a TrainStep for each, with its "
@@ -102,7 +109,7 @@ def _looks_at_all(optimizer: Any, variable: Any) -> bool:
 
 def _keep_what_waits(optimizer: Any) -> None:
     """Take from Keras what it would do inside a `cond`, where replicas cannot meet (`merge_call called while defining ...`)."""
-    kept = of_optimizer.of(optimizer)
+    kept = state.of_optimizer.of(optimizer)
     kept.is_exact, kept.accumulate = True, optimizer.gradient_accumulation_steps
     kept.overwrite = getattr(optimizer, "ema_overwrite_frequency", None)
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
@@ -110,7 +117,7 @@ def _keep_what_waits(optimizer: Any) -> None:
 
 
 @contextlib.contextmanager
-def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = None) -> Iterator[None]:
+def reducing(optimizer: Any, reduce: Reduce, clip: gradients.Clipping | None = None) -> Iterator[None]:
     """Set, while a step is traced, how this replica's gradients are summed and clipped.
 
     Args:
@@ -119,7 +126,7 @@ def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = No
             replicas.
         clip: Clipping before the optimizer's own.
     """
-    kept = of_optimizer.of(optimizer)
+    kept = state.of_optimizer.of(optimizer)
     kept.reduce, kept.clip = reduce, clip
     try:
         yield
@@ -185,8 +192,8 @@ def accumulate_by(optimizer: Any, accumulation: Any) -> None:
     _kept_inside(optimizer).accumulation = accumulation
 
 
-def _kept_inside(optimizer: Any) -> OfOptimizer:
-    return of_optimizer.of(getattr(optimizer, "inner_optimizer", optimizer))
+def _kept_inside(optimizer: Any) -> state.OfOptimizer:
+    return state.of_optimizer.of(getattr(optimizer, "inner_optimizer", optimizer))
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -208,7 +215,7 @@ def place_of(optimizer: Any, variable: Any) -> int:
 
 
 def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
-    reduce = of_optimizer.of(optimizer).reduce or reduction.sum_over_replicas
+    reduce = state.of_optimizer.of(optimizer).reduce or gradients.sum_over_replicas
     with _meeting():
         return list(reduce(list(grads), list(variables)))
 
@@ -242,7 +249,7 @@ def _overrides(optimizer: Any, name: str) -> bool:
 
 def is_summed(optimizer: Any) -> bool:
     """Return whether the optimizer's gradients are already summed over all replicas."""
-    kept = of_optimizer.known(optimizer)
+    kept = state.of_optimizer.known(optimizer)
     if kept is None or not (kept.is_exact or kept.is_reduced):
         return False
     return kept.is_reduced or id(optimizer) in _summed.value or custom_step.are_gradients_summed()
@@ -303,14 +310,14 @@ class _Base:
     def save_own_variables(self, store: Any) -> None:
         own: dict[str, Any] = {}
         super().save_own_variables(own)  # type: ignore[misc]
-        saved_sums.save(self, list(own.values()), store)
+        save_with_sums(self, list(own.values()), store)
 
     def load_own_variables(self, store: Any) -> None:
-        super().load_own_variables(saved_sums.split(self, store))  # type: ignore[misc]
+        super().load_own_variables(without_sums(self, store))  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
-        kept = of_optimizer.known(self)
+        kept = state.of_optimizer.known(self)
         if kept is None or not kept.is_exact:
             return config
         asked = {"gradient_accumulation_steps": kept.accumulate, "ema_overwrite_frequency": kept.overwrite}
@@ -328,8 +335,8 @@ class _LossScaling(_Base):
             accumulation.check_none_was_skipped()
         if not is_summed(self):
             grads = _gradients_of_all(self, grads, variables)
-        of_optimizer.of(self.inner_optimizer).clip = of_optimizer.of(self).clip
-        super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
+        state.of_optimizer.of(self.inner_optimizer).clip = state.of_optimizer.of(self).clip
+        super()._tf_apply(gradients.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
 
 
 class _Exact(_Base):
@@ -346,7 +353,7 @@ class _Exact(_Base):
     @property
     def iterations(self) -> Any:
         """Return the number of updates: Keras counts batches, and divides if it accumulates itself."""
-        kept = of_optimizer.of(self)
+        kept = state.of_optimizer.of(self)
         return self._iterations if kept.accumulation is None else self._iterations // kept.accumulate
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -383,13 +390,13 @@ class _Exact(_Base):
             grads = _gradients_of_all(self, grads, trainable_variables)
         # Keras squares the values of a row of a table that stands in a sparse gradient several times each by itself: as often
         # as it was looked up, which depends on the replicas. Keras 2 added them up, as a dense gradient does.
-        grads = [g if g is None else reduction.merge_repeated(g) for g in grads]
-        if (clip := of_optimizer.of(self).clip) is not None:
+        grads = [g if g is None else gradients.merge_repeated(g) for g in grads]
+        if (clip := state.of_optimizer.of(self).clip) is not None:
             grads = clip(grads, trainable_variables)
         if _overrides(self, "_clip_gradients"):
             grads = self._clip_gradients(grads)
         else:
-            grads = clipping.of_optimizer(self)(grads, trainable_variables)
+            grads = gradients.clipping_of(self)(grads, trainable_variables)
         self._apply_weight_decay(trainable_variables)
         self._backend_update_step(grads, trainable_variables, self.learning_rate)
 
@@ -406,10 +413,190 @@ def _counts_here() -> bool:
 
 def _overwrite(optimizer: Any) -> None:
     """Replace the variables by their averages every n steps, by value: collectives do not work inside a `cond`."""
-    every = of_optimizer.of(optimizer).overwrite
+    every = state.of_optimizer.of(optimizer).overwrite
     if not every:
         return
     now = tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0)
     for variable, average in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True):
         if average is not None:
             variable.assign(tf.where(now, tf.convert_to_tensor(average), tf.convert_to_tensor(variable)))
+
+
+def take_over_sums(optimizer: Any) -> None:
+    """Take over the sums that a plain Keras optimizer was built or loaded with as the first state of its accumulation.
+
+    Args:
+        optimizer: A built optimizer, before it is exact, that is not a `LossScaleOptimizer`.
+    """
+    sums = optimizer.__dict__.get("_accumulated_gradients")
+    if sums:
+        values = [variable.numpy() for variable in sums]
+        for variable in sums:
+            optimizer._untrack_variable(variable)
+        object.__setattr__(optimizer, "_accumulated_gradients", None)
+        state.of_optimizer.of(optimizer).taken_over = values
+
+
+def sums_taken_over(optimizer: Any) -> list[Any] | None:
+    """Return the sums from `take_over_sums` or a loaded file, once; None if there are none."""
+    kept = state.of_optimizer.of(_inner(optimizer))
+    values, kept.taken_over = kept.taken_over, None
+    return values
+
+
+def save_with_sums(optimizer: Any, values: list[Any], store: Any) -> None:
+    """Write an optimizer's variables in Keras's numbering.
+
+    Args:
+        optimizer: An exact optimizer.
+        values: The values of its own variables.
+        store: Keras's store for one optimizer.
+    """
+    places = _places_of_sums(optimizer)
+    own, sums = iter(values), iter(_saved_sums(optimizer) if places else ())
+    for number in range(len(values) + len(places)):
+        store[str(number)] = next(sums if number in places else own)
+
+
+def without_sums(optimizer: Any, store: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Separate the optimizer's own variables from the saved ones. The sums go to its accumulation.
+
+    Args:
+        optimizer: An exact optimizer.
+        store: Keras's store for one optimizer.
+
+    Returns:
+        A store without the sums; the same one if there are none.
+    """
+    places = _places_of_sums(optimizer)
+    if not places or len(store.keys()) != len(optimizer.variables) + len(places):
+        return store
+    values = [store[str(number)] for number in range(len(store.keys()))]
+    state.of_optimizer.of(_inner(optimizer)).taken_over = [np.array(values[number]) for number in places]
+    own = [value for number, value in enumerate(values) if number not in places]
+    return {str(number): value for number, value in enumerate(own)}
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _places_of_sums(optimizer: Any) -> range:
+    """Return the indices of the sums in Keras's numbering; none if it saves none."""
+    inner = _inner(optimizer)
+    if not inner.built or not state.of_optimizer.of(inner).accumulate:
+        return range(0)
+    outer = len(optimizer._variables) if inner is not optimizer else 0
+    first = outer + sum(isinstance(value, keras.Variable) for value in (inner._iterations, inner._learning_rate))
+    number = len(inner._trainable_variables)
+    if not inner.use_ema:
+        return range(first, first + number)
+    if not hasattr(keras.optimizers.Optimizer, "add_optimizer_variables"):  # Keras 3.8
+        return range(first + 1, first + 2 * number, 2)
+    first += sum(isinstance(value, keras.Variable) for value in inner._model_variables_moving_average)
+    return range(first, first + number)
+
+
+def _saved_sums(optimizer: Any) -> list[Any]:
+    inner = _inner(optimizer)
+    accumulation = state.of_optimizer.of(inner).accumulation
+    saved: dict[str, Any] | None = {"sums": {}} if accumulation is None else accumulation.state_here()
+    if saved is None:
+        warnings.warn(
+            "A model that Keras saves in the middle of an accumulation loses the batches without an update: hosts cannot add "
+            "their "
+            "sums while one of them saves. To continue exactly use gd.Checkpoints.",
+            stacklevel=2,
+        )
+    kept = dict(saved["sums"]).get("sums") if saved else None
+    if kept is not None:
+        return [np.asarray(array) for array in kept]
+    return [np.zeros(v.shape, v.dtype) for v in inner._trainable_variables]
+
+
+Before = Callable[[list[Any], list[Any]], Any]
+_calls: list[list[Any]] = []  # of the process: MirroredStrategy runs replicas in threads of their own
+
+
+def before_apply(optimizer: Any, before: Before) -> Callable[[], None]:
+    """Call a function before each apply of an optimizer. Its class stays as it is.
+
+    Args:
+        optimizer: A Keras optimizer.
+        before: A function of gradients and variables. The update waits for the tensor that it returns.
+
+    Returns:
+        A function that ends this.
+    """
+    import tensorflow as tf
+
+    before = tf.autograph.experimental.do_not_convert(before)  # in the step of a user, autograph would convert it
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        with tf.control_dependencies([before(grads, variables)]):
+            return type(optimizer).apply(optimizer, grads, None if trainable_variables is None else variables)
+
+    optimizer.apply = apply
+
+    def end() -> None:
+        if vars(optimizer).get("apply") is apply:
+            del optimizer.apply
+
+    return end
+
+
+def counter_of(optimizer: Any) -> Any:
+    """Return the variable that counts an optimizer's applies. Its public `iterations` counts updates of several batches."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+
+
+def arguments_of_run(replica: int) -> list[Any] | None:
+    """Return the tensors with axes among the arguments of the current `Strategy.run` on a replica; None outside of it.
+
+    Args:
+        replica: The number of the replica among those of this host.
+
+    Returns:
+        The tensors, flattened.
+    """
+    import tensorflow as tf
+    from tensorflow.python.distribute import distribute_utils
+
+    if not _calls:
+        return None
+    values = (distribute_utils.select_replica(replica, value) for value in _calls[-1])
+    return [value for value in values if tf.is_tensor(value) and value.shape.rank != 0 and _has_values(value)]
+
+
+def _has_values(tensor: Any) -> bool:
+    import tensorflow as tf
+
+    return tensor.dtype not in (tf.resource, tf.variant)
+
+
+def _of_runs() -> patches.Replacements:
+    from tensorflow.python.distribute import distribute_lib as lib
+
+    for cls in (lib.StrategyBase, lib.Strategy, lib.StrategyV1):
+        if "run" in vars(cls):
+            yield cls, "run", _noting
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        import tensorflow as tf
+
+        _calls.append(tf.nest.flatten((args, kwargs or {})))
+        try:
+            return original(self, fn, args, kwargs, options)
+        finally:
+            _calls.pop()
+
+    return run
+
+
+of_run = patches.Patches(_of_runs)
+"""Notes the arguments of `Strategy.run` while a block is active."""

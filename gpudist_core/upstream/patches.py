@@ -1,7 +1,8 @@
-"""Replace functions and methods of TensorFlow and Keras while a step of gpudist_core is traced or run, and put them back.
+"""Change what functions, methods and objects of TensorFlow and Keras do.
 
-A replacement is seen by all threads of the process. So each one calls the original unless its own thread is in a step: replicas
-are traced in threads of their own, which `share.sharing` marks.
+Functions and methods are replaced while a step of gpudist_core is traced or run, and put back. A replacement is seen by all
+threads of the process. So each one calls the original unless its own thread is in a step: replicas are traced in threads of
+their own, which `share.sharing` marks.
 
 Other code may wrap a replaced attribute before its original is put back. Its wrapper then stays. The replacement inside of it
 stays in use, and is not installed a second time.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Replacements = Iterable[tuple[Any, str, Wrap]]
@@ -102,14 +103,11 @@ class _Place:
 
 
 _MODULES = (
-    "central_storage",
-    "added_losses",
+    "strategies",
     "empty_batches",
-    "layer_state",
+    "layers",
     "losses",
-    "batch_norm",
     "randomness",
-    "coordination",
     "row_means",
     "custom_step",
 )
@@ -122,3 +120,57 @@ def _of_step() -> Replacements:
 
 of_step = Patches(_of_step)
 """The replacements for steps. Outside of a step each of them calls the original."""
+
+
+_made: dict[tuple[Any, ...], type] = {}
+_plain: dict[type, type] = {}
+
+
+def mix_in(thing: Any, mixin: type, **settings: Any) -> Any:
+    """Put a mixin's methods before those of an object's class.
+
+    The new class has the name and module of the old one. So Keras saves the object as a plain one, which loads without
+    gpudist_core.
+
+    Args:
+        thing: A Keras object. Its class is changed in place.
+        mixin: A class whose methods call `super()`.
+        **settings: Attributes of the new class, so that a clone made by Keras has them too.
+
+    Returns:
+        The same object.
+    """
+    cls = _plain.get(type(thing), type(thing))
+    if issubclass(cls, mixin):
+        return thing  # a class that a user made of one of ours
+    key = (mixin, cls, *sorted(settings.items()))
+    if key not in _made:
+        names: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        names |= {"__reduce__": _reduced_as(cls), **settings}
+        _made[key] = _saved_as(cls, type(cls.__name__, (mixin, cls), names))
+        _plain[_made[key]] = cls
+    if type(thing) is not _made[key]:
+        thing.__class__ = _made[key]
+    return thing
+
+
+def _reduced_as(cls: type) -> Callable[[Any], Any]:
+    """Let pickle save an object as one of the plain class, which is found by its name."""
+
+    def reduce(self: Any) -> Any:
+        function, *rest = cast(Any, cls).__reduce__(self)
+        is_of_class = getattr(function, "__self__", None) is type(self)
+        return (getattr(cls, function.__name__) if is_of_class else function, *rest)
+
+    return reduce
+
+
+def _saved_as(cls: type, mixed: type) -> type:
+    """Let objects of a class be saved under the name of another: Keras's own, or one that a user registered."""
+    from keras.src import api_export
+    from keras.src.saving import object_registration
+
+    for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
+        if cls in names:
+            names[mixed] = names[cls]
+    return mixed

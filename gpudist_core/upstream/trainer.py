@@ -3,21 +3,24 @@
 Keras 3.15 has these errors on several replicas. `TFEpochIterator` lets tf.distribute split the data. `_maybe_symbolic_build`
 adds the parts of the first batch, which fails if they have different lengths, and on several hosts (keras#20585).
 `reduce_per_replica` averages each replica's value of a metric. `row_means` defines how a replica's numbers count.
+
+Keras's callbacks keep state from epoch to epoch, which a restored fit needs.
 """
 
 from __future__ import annotations
 
 import contextvars
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.upstream import datasets, losses, models, patches, row_losses, run_state
+from gpudist_core.upstream import datasets, losses, models, patches, runtime
 
 _next: contextvars.ContextVar[NextIterator | None] = contextvars.ContextVar("gpudist_iterator", default=None)
 
@@ -27,7 +30,7 @@ class NextIterator:
 
     Args:
         make: A function of the arguments of `TFEpochIterator`, by name, that returns an iterator like
-            `keras_model.epochs.Epochs`.
+            `keras_model.sources.Epochs`.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -206,7 +209,7 @@ def check_targets(model: Any, batch: Any) -> None:
 
 
 def check_losses(model: Any) -> None:
-    """Refuse losses that depend on how examples are split over replicas. See `row_losses`.
+    """Refuse losses that depend on how examples are split over replicas. See `losses`.
 
     Args:
         model: A compiled Keras model.
@@ -216,7 +219,7 @@ def check_losses(model: Any) -> None:
     """
     compiled = model._compile_loss
     for loss in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
-        row_losses.check(loss)
+        losses.check_rows(loss)
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -301,13 +304,13 @@ def dataset_of(adapter: Any, seed: int | None) -> Any:
     if isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):  # it shuffles the batches when they are read
         _draw_from(random.Random(seed), adapter, "_finite_generator")
         _draw_from(random.Random(seed), adapter.enqueuer, "_run")
-    kept = run_state.op_seeds()
+    kept = runtime.op_seeds()
     tf.random.set_seed(seed)
     try:
         return adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
     finally:
         tf.random.set_seed(None)
-        run_state.restore_op_seeds(kept)
+        runtime.restore_op_seeds(kept)
 
 
 def _draw_from(generator: random.Random, owner: Any, name: str) -> None:
@@ -334,6 +337,69 @@ def seed() -> int | None:
     from keras.src.utils import rng_utils
 
     # Keras 3.8 remembers no seed of its own: set_random_seed gives it to TensorFlow.
-    get_seed = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
+    get_seed = getattr(rng_utils, "get_random_seed", lambda: runtime.op_seeds()["seed"])
     last_seed: int | None = get_seed()
     return last_seed
+
+
+# By the class's name: Keras 3.12, the last one for Python 3.10, has no OrbaxCheckpoint.
+_KEPT = {
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "OrbaxCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_total_batches_seen"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
+}
+# Given by the list, or made anew of what a callback is told.
+_OF_KERAS = ("_current_epoch", "_model", "min_delta", "monitor_op", "params", "validation_data")
+
+
+def kept_by(callback: Any) -> tuple[str, ...]:
+    """Return the attributes in which a callback of Keras, or a subclass, keeps state for later epochs."""
+    for cls in type(callback).__mro__:
+        if cls.__name__ in _KEPT and cls is getattr(keras.callbacks, cls.__name__, None):
+            return _KEPT[cls.__name__]
+    return ()
+
+
+def attributes_of(callback: Any) -> dict[str, Any]:
+    """Return a callback's own attributes, except for those that the list sets or `kept_by` names; none for Keras's classes."""
+    if type(callback).__module__.split(".")[0] in ("keras", "gpudist_core"):
+        return {}
+    excluded = (*_OF_KERAS, *kept_by(callback))
+    return {name: value for name, value in vars(callback).items() if name not in excluded}
+
+
+class _Last:
+    """Stand at the end of a list of callbacks while they start the training."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self._callbacks = callbacks
+        self.functions: list[Callable[[list[Any]], None]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        self._callbacks[:] = [callback for callback in self._callbacks if callback is not self]
+        for function in self.functions:
+            function(self._callbacks)
+
+
+def after_all_begin(callback: Any, function: Callable[[list[Any]], None]) -> None:
+    """Call a function with the list of callbacks after all of them have started the training.
+
+    Keras gives a callback no access to the list, so it is found among the callers.
+
+    Args:
+        callback: A callback in its `on_train_begin`. If no list of callbacks has called it, nothing happens.
+        function: A function of the list. It may sort it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        callbacks = getattr(frame.f_locals.get("self"), "callbacks", None)
+        if isinstance(callbacks, list) and any(listed is callback for listed in callbacks):
+            if not isinstance(callbacks[-1], _Last):
+                callbacks.append(_Last(callbacks))  # the loop over the list comes to it
+            callbacks[-1].functions.append(function)
+            return
+        frame = frame.f_back

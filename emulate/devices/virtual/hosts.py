@@ -1,17 +1,62 @@
-"""Let one process stand for several hosts: one strategy has the devices of all, and each host has its own input pipeline."""
+"""Let one process stand for several hosts, whose replicas take turns.
+
+One strategy has the devices of all, and each host has its own input pipeline. The batches of virtual replicas are dealt from
+one iterator, in the order in which TensorFlow deals them to real devices.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
-from emulate.devices.caller import calling_module, is_program
-from emulate.devices.plan import Note
+from emulate.devices.config import calling_module, is_program
+from emulate.devices.plan import DevicePlan, Note
+from emulate.devices.virtual.replicas import VirtualReplicas
 from emulate.errors import UsageError
 from emulate.imports import when_imported
+
+
+def install_virtual(plan: DevicePlan, note: Note) -> None:
+    """Trace a function given to `Strategy.run` once for all replicas, and deal their batches from one iterator.
+
+    Args:
+        plan: The hosts and devices that the process stands for.
+        note: Told what the report should mention.
+    """
+    run = upstream.mirrored_run()
+    real = run._call_for_each_replica
+
+    @functools.wraps(real)
+    def call_for_each_replica(distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        if tf.executing_eagerly() or len(distribution.extended.worker_devices) == 1:
+            return real(distribution, fn, args, kwargs)
+        return VirtualReplicas(distribution).run(fn, args, kwargs)
+
+    run._call_for_each_replica = call_for_each_replica
+    _number_replicas()
+    deal_from_one_iterator()
+    stand_for_hosts(plan.num_hosts, plan.num_devices, note)
+
+
+def _number_replicas() -> None:
+    """Let the replica that is traced for all take its values from the first of them."""
+    for cls in (upstream.mirrored_extended(), upstream.collective_extended()):
+        real = cls._get_local_replica_id
+
+        @functools.wraps(real)
+        def local(self: Any, number: Any, _real: Any = real) -> Any:
+            import tensorflow as tf
+
+            return 0 if tf.is_tensor(number) else _real(self, number)
+
+        cls._get_local_replica_id = local
+
 
 ASKED_FOR_HOST = "asks-for-host"
 """Code of the note that the program asks for the number of its host."""
@@ -145,3 +190,51 @@ def _is_asked_by_program() -> bool:
     while calling_module(depth) in ("os", "collections.abc", "_collections_abc"):
         depth += 1
     return is_program(depth)
+
+
+def deal_from_one_iterator() -> None:
+    """Change the iterator over several devices; call once in a process.
+
+    TensorFlow 2.21 makes an iterator with threads and buffers for each device, which takes 35 ms a replica.
+    """
+    cls = upstream.multi_device_iterator()
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def init(self: Any, dataset: Any = None, devices: Any = None, *args: Any, **kwargs: Any) -> None:
+        if dataset is None:
+            real(self, dataset, devices, *args, **kwargs)
+            return
+        iterator = iter(dataset)
+        self._element_spec, self._devices = dataset.element_spec, devices
+        self._source_device = kwargs.get("source_device", "/cpu:0")
+        self._multi_device_iterator_resource = iterator._iterator_resource
+        self._device_iterators = [iterator] * len(devices)
+
+    def get_next(self: Any, device: Any = None) -> Any:
+        if device is not None:
+            return self._device_iterators[self._devices.index(device)].get_next()
+        return _one_after_the_other([iterator.get_next for iterator in self._device_iterators], _ops_of)
+
+    def get_next_as_optional(self: Any) -> Any:
+        following = [iterator.get_next_as_optional for iterator in self._device_iterators]
+        return _one_after_the_other(following, lambda optional: [optional._variant_tensor.op])
+
+    cls.__init__, cls.get_next, cls.get_next_as_optional = init, get_next, get_next_as_optional
+
+
+def _one_after_the_other(following: list[Callable[[], Any]], ops_of: Callable[[Any], list[Any]]) -> list[Any]:
+    """Call each; in a graph, where the replicas' iterators are inputs of their own, in this order."""
+    import tensorflow as tf
+
+    made: list[Any] = []
+    for call in following:
+        with tf.control_dependencies([] if tf.executing_eagerly() or not made else ops_of(made[-1])):
+            made.append(call())
+    return made
+
+
+def _ops_of(element: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return [tensor.op for tensor in tf.nest.flatten(element, expand_composites=True)[:1]]

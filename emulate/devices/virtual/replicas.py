@@ -1,19 +1,21 @@
 """Run a replica's function for all replicas: trace it once, and call what was traced for one replica after the other.
 
 A replica's function may hand over to all replicas in between (`merge_call`: an optimizer's sum, a variable's aggregation). What
-it does up to there, and from there on, are functions of their own, which each replica calls; what all replicas do together is
-traced with the values of each.
+it does up to there, and from there on, are functions of their own, into which it is cut, and which each replica calls; what all
+replicas do together is traced with the values of each. Their values are summed by arithmetic, in the order in which the ring
+sums those of real replicas.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from emulate import graph_functions
 from emulate.devices import upstream
-from emulate.devices.virtual.stages import ReplicaStage, cut
 from emulate.errors import UsageError
 
 _NOT_OF_ALL = (
@@ -328,3 +330,163 @@ def _packed(structure: Any, flat: Sequence[Any]) -> Any:
         else:
             leaves.append(tf.nest.pack_sequence_as(leaf, [left.pop(0) for _ in parts], expand_composites=True))
     return tf.nest.pack_sequence_as(structure, leaves)
+
+
+_CROSSES = (
+    "What a virtual replica does before it meets the others must not depend on what it does afterwards. Received: a program in "
+    "which the operation {name} does (a loop or a condition whose gradient is taken after a sum over the replicas). "
+    "Verify it without --virtual."
+)
+
+
+@dataclass(frozen=True)
+class ReplicaStage:
+    """Hold one function of a replica, and the tensors of the replica's graph that it takes and gives."""
+
+    function: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def cut(
+    graph: Any,
+    meetings: Sequence[int],
+    given: Sequence[Any],
+    placeholders: Sequence[Any],
+    ends: Sequence[Any],
+    must_run: set[str],
+) -> list[ReplicaStage | None]:
+    """Cut a replica's graph into stages.
+
+    Args:
+        graph: What the replica does.
+        meetings: How many operations it had made before each meeting.
+        given: What it brings to them.
+        placeholders: The tensors that come from outside, or back from a meeting.
+        ends: What it returns.
+        must_run: Names of operations that are executed although nothing needs their results.
+
+    Returns:
+        A function for each stretch before, between and after the meetings; None where nothing is done.
+
+    Raises:
+        UsageError: When an earlier stage depends on a later one.
+    """
+    operations = graph.get_operations()
+    outside = {tensor.op.name for tensor in placeholders}
+    made = {op.name: bisect.bisect_right(meetings, place) for place, op in enumerate(operations)}
+    stage_of = {name: stage for name, stage in made.items() if name not in outside}
+    needed: list[dict[str, Any]] = [{} for _ in range(len(meetings) + 1)]
+    bodies: list[list[Any]] = [[] for _ in needed]
+
+    def need(tensor: Any, stage: int) -> None:
+        source = stage_of.get(tensor.op.name)
+        if source is not None and source != stage:
+            needed[source][tensor.name] = tensor
+
+    for op in (op for op in operations if op.name in stage_of):
+        stage = stage_of[op.name]
+        bodies[stage].append(op)
+        for tensor in op.inputs:
+            if stage_of.get(tensor.op.name, -1) > stage:
+                raise UsageError(_CROSSES.format(name=op.name))
+            need(tensor, stage)
+    for tensor in (*given, *ends):
+        need(tensor, len(needed))
+    definition = graph.as_graph_def()
+    return [
+        _stage(graph, definition, body, list(outputs.values()), [op for op in body if op.name in must_run])
+        for body, outputs in zip(bodies, needed, strict=True)
+    ]
+
+
+def _stage(graph: Any, whole: Any, body: Sequence[Any], outputs: list[Any], must_run: Sequence[Any]) -> ReplicaStage | None:
+    """Return the function of some operations of a replica's graph."""
+    import tensorflow as tf
+
+    if not outputs and not must_run:
+        return None
+    own = {op.name for op in body}
+    inputs = list({tensor.name: tensor for op in body for tensor in op.inputs if tensor.op.name not in own}.values())
+    definition = tf.compat.v1.GraphDef(versions=whole.versions)
+    for node in (node for node in whole.node if node.name in own):
+        kept = definition.node.add()
+        kept.CopyFrom(node)
+        kept.device = ""  # all are on one device, whichever replica calls
+        kept.attr.pop("_class", None)
+        del kept.input[:]
+        kept.input.extend(name for name in node.input if not name.startswith("^") or name[1:] in own)
+    function = upstream.function_graph("virtual_stage")
+    upstream.take_functions(function, graph)
+    with function.as_default():
+        places = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape, "virtual_input") for tensor in inputs]
+        for place, tensor in zip(places, inputs, strict=True):
+            upstream.copy_handle_data(tensor, place)
+        mapped = {tensor.name: place for tensor, place in zip(inputs, places, strict=True)}
+        wanted = [*(tensor.name for tensor in outputs), *(op.name for op in must_run)]
+        imported = tf.graph_util.import_graph_def(definition, mapped, return_elements=wanted, name="")
+    function.inputs, function.outputs = places, imported[: len(outputs)]
+    function.control_outputs = imported[len(outputs) :]
+    return ReplicaStage(upstream.add_function(graph.outer_graph, function, keeps_apart=True), inputs, outputs)
+
+
+def in_ring_order() -> Any:
+    """Return what a strategy of virtual replicas reduces with."""
+    return _operation()()
+
+
+@functools.cache
+def _operation() -> Any:
+    """Return the class, made once TensorFlow is imported."""
+    ops, values = upstream.cross_device_ops(), upstream.distributed_values()
+
+    base: Any = ops.CrossDeviceOps
+
+    class InRingOrder(base):
+        """Reduce the values of all replicas in one process."""
+
+        def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
+            total = _total(per_replica_value.values, is_mean=reduce_op.name == "MEAN")
+            return values.Mirrored([total] * len(ops.get_devices_from(destinations)))
+
+        def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+            return [self.reduce_implementation(reduce_op, value, to, options) for value, to in value_destination_pairs]
+
+        def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: Any, options: Any) -> Any:
+            import tensorflow as tf
+
+            gathered = tf.concat(per_replica_value.values, axis)
+            return values.Mirrored([gathered] * len(ops.get_devices_from(destinations)))
+
+    return InRingOrder
+
+
+def _total(parts: Sequence[Any], *, is_mean: bool) -> Any:
+    import tensorflow as tf
+
+    number = len(parts) if is_mean else 1
+    if isinstance(parts[0], tf.IndexedSlices):  # side by side, as the ring gathers them
+        gathered = tf.concat([part.values for part in parts], 0)
+        indices = tf.concat([part.indices for part in parts], 0)
+        return tf.IndexedSlices(gathered / number if is_mean else gathered, indices, parts[0].dense_shape)
+    total = sum_in_ring_order([tf.convert_to_tensor(part) for part in parts])
+    return total / number if is_mean else total
+
+
+def sum_in_ring_order(parts: Sequence[Any]) -> Any:
+    """Add values as `emulate.devices.fixes` has collectives add them: floats element by element, the smallest first.
+
+    Args:
+        parts: A tensor of each replica, of one shape and dtype.
+
+    Returns:
+        Their sum, with the bits that real replicas get by `--all-reduce ring`.
+    """
+    import tensorflow as tf
+
+    if len(parts) > 2 and parts[0].dtype.is_floating:
+        # One sort: the network of `fixes.sum_in_one_order` would have 24,063 comparisons for 1,024 replicas.
+        columns = tf.sort(tf.stack([tf.reshape(part, [-1]) for part in parts], axis=1), axis=1)
+        total = functools.reduce(tf.add, tf.unstack(columns, num=len(parts), axis=1))
+        return tf.ensure_shape(tf.reshape(total, tf.shape(parts[0])), parts[0].shape)
+    return functools.reduce(tf.add, parts)

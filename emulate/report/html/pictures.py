@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from emulate.report.chart import ticks_of
+from emulate.report.plan import ticks_of
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -94,7 +94,10 @@ def rows(run: Run) -> str:
             axes.text(
                 step, replica, str(value), ha="center", va="center", fontsize=size, color=_BAD if value == 0 else "#222222"
             )
-    if len(hosts := _hosts(run.topology, num_replicas)) > 1:
+    # No hosts are shown if the program did not use every device.
+    shape = Topology.parse(run.topology)
+    starts = range(0, num_replicas, shape.num_devices) if num_replicas == shape.num_replicas else ()
+    if len(hosts := [range(start, start + shape.num_devices) for start in starts]) > 1:
         _name_hosts(axes, hosts)
     else:
         axes.set_ylabel("replica")
@@ -133,13 +136,6 @@ def speed(forecast: Forecast) -> str:
     axes.set_ylabel("examples/s")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return _svg(figure)
-
-
-def _hosts(topology: str, num_replicas: int) -> list[range]:
-    """Return the replicas of each host in order; none if the program did not use every device."""
-    shape = Topology.parse(topology)
-    starts = range(0, num_replicas, shape.num_devices) if num_replicas == shape.num_replicas else ()
-    return [range(start, start + shape.num_devices) for start in starts]
 
 
 def _name_hosts(axes: Any, hosts: Sequence[range]) -> None:

@@ -1,4 +1,4 @@
-"""Fill the page's template with a verdict."""
+"""Fill the template of a page with a verdict, or with a forecast: table, picture, memory, collectives, and what it rests on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.program import hint_for, shorten_traceback
-from emulate.report.faults import outcome
+from emulate.report import plan as plans
 from emulate.report.files import write_whole
 from emulate.report.html.template import check_libraries, filled, image
-from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, stacks, texts_of
-from emulate.report.table import HEADER, cells
-from emulate.report.terminal import by_design_text, reference_failure, reference_text
-from emulate.report.words import COLOURS, DIVERGES, tensor, where
+from emulate.report.page import COLOURS, DIVERGES, tensor, where
+from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, outcome, stacks, texts_of
+from emulate.report.terminal import HEADER, by_design_text, cells, reference_failure, reference_text
 
 if TYPE_CHECKING:
+    from emulate.plan import Forecast
     from emulate.verify.verdict import Difference, Run, Verdict
 
 _TEMPLATE = "verdict.html.jinja"
@@ -40,10 +40,14 @@ def page_of(verdict: Verdict) -> str:
     from emulate.report.html import pictures
     from emulate.verify import FACTOR
 
+    told_causes = ToldCauses()
+    # What decides comes first, in the order of the exit codes.
+    decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
+    verdicts = {run.verdict for run in verdict.runs}
     return filled(
         _TEMPLATE,
         verdict=verdict,
-        overall=_overall(verdict),
+        overall=next((word for word in decides if word in verdicts), "unverified"),
         colours=COLOURS,
         diverges=DIVERGES,
         header=HEADER,
@@ -54,7 +58,7 @@ def page_of(verdict: Verdict) -> str:
         hint_for=hint_for,
         shorten_traceback=shorten_traceback,
         least=f"{pictures.LEAST:g}",
-        groups=_groups(verdict),
+        groups=[_group(runs, told_causes) for runs in groups_of(verdict.runs)],
         pictures=[
             {
                 "run": run,
@@ -66,18 +70,6 @@ def page_of(verdict: Verdict) -> str:
             if run.course or run.rows
         ],
     )
-
-
-def _overall(verdict: Verdict) -> str:
-    """Return the deciding verdict, in the order of the exit codes."""
-    decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
-    verdicts = {run.verdict for run in verdict.runs}
-    return next((word for word in decides if word in verdicts), "unverified")
-
-
-def _groups(verdict: Verdict) -> list[dict[str, Any]]:
-    told_causes = ToldCauses()
-    return [_group(runs, told_causes) for runs in groups_of(verdict.runs)]
 
 
 def _group(runs: Sequence[Run], told_causes: ToldCauses) -> dict[str, Any]:
@@ -119,3 +111,31 @@ def _cause(runs: Sequence[Run], at: int, told_causes: ToldCauses) -> dict[str, A
 def _farthest(run: Run) -> str:
     worst: Difference | None = run.first_divergence if run.verdict in DIVERGES else run.worst
     return "" if worst is None else f"{tensor(worst)} {where(worst)}"
+
+
+def write_plan_html(forecast: Forecast, path: Path) -> None:
+    """Write a forecast as a page; a reader of the file sees all of it or nothing.
+
+    Args:
+        forecast: What `make_forecast` returned.
+        path: The file.
+
+    Raises:
+        UsageError: When a library that makes it is not installed.
+    """
+    check_libraries()
+    from emulate.report.html import pictures
+
+    page = filled(
+        "plan.html.jinja",
+        forecast=forecast,
+        step=plans.about_step(forecast),
+        header=plans.HEADER,
+        limit_column=plans.LIMIT_COLUMN + 1,
+        rows=[(row, plans.cells(row)) for row in forecast.rows],
+        price=plans.about_price(forecast),
+        input_warning=plans.input_warning(forecast),
+        picture=image(pictures.speed(forecast)) if len(forecast.by_num_gpus()) > 1 else "",
+        memory=plans.memory_sentences(forecast),
+    )
+    write_whole(path, page)

@@ -1,9 +1,7 @@
 """Read examples with random access (arrays, TFRecord, a file for each example) or one after the other (streams)."""
 
-from gpudist_core.pipelines.sources.access import Rows, RowSource, StreamSource
-from gpudist_core.pipelines.sources.arrays import ArraySource
-from gpudist_core.pipelines.sources.files import FileRows, FileStream
-from gpudist_core.pipelines.sources.records import RecordSource
+from gpudist_core.pipelines.sources.access import ArraySource, Rows, RowSource, StreamSource
+from gpudist_core.pipelines.sources.files import FileRows, FileStream, RecordSource
 from gpudist_core.pipelines.sources.streams import DatasetStream, GeneratorStream
 
 __all__ = [

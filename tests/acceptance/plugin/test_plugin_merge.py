@@ -15,8 +15,7 @@ from absl.testing import parameterized
 from emulate.pool import HostResult
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Turns
-from emulate.pytest_plugin.merge import HostRun, merge
-from emulate.pytest_plugin.reports import verdict_of
+from emulate.pytest_plugin.merge import HostRun, merge, verdict_of
 from emulate.pytest_plugin.wire import dump_report, load_report
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import gpudist_core as gd
 from gpudist_core.certificates import START, Certificate, CertificateMismatch, Input, Tensor, examples_of, project
-from gpudist_core.certificates.comparison import Fingerprints, StepChecker
+from gpudist_core.certificates.checks import Fingerprints, StepChecker
 from gpudist_core.checkpoints.exchange import TextExchange
 from tests.core.conftest import OnHosts
 
@@ -71,7 +71,7 @@ def test_a_step_computes_the_same_fingerprints(on_hosts: OnHosts) -> None:
     def off() -> tuple[float, list[int]]:
         import tensorflow as tf
 
-        from gpudist_core.certificates import fingerprints
+        from gpudist_core.certificates import certificate
 
         random = np.random.default_rng(1)
         dense = [random.normal(size=shape).astype("float32") for shape in ((3, 3, 4, 5), (7,), (), (64, 10))]
@@ -83,10 +83,10 @@ def test_a_step_computes_the_same_fingerprints(on_hosts: OnHosts) -> None:
         @tf.function
         def of_step(step: Any) -> Any:
             sparse = tf.IndexedSlices(tf.constant(values), tf.constant(rows), tf.constant([50, 2, 3]))
-            return fingerprints.projected([*map(tf.constant, dense), sparse], names, step)
+            return certificate.projected([*map(tf.constant, dense), sparse], names, step)
 
         expected = np.array([project(one, name, 3) for one, name in zip([*dense, table], names, strict=True)])
-        batch = tf.function(lambda: fingerprints.examples_in([tf.constant(one) for one in BATCH]))()
+        batch = tf.function(lambda: certificate.examples_in([tf.constant(one) for one in BATCH]))()
         return float(np.abs(of_step(tf.constant(3, tf.int64)).numpy() - expected).max()), batch.numpy().tolist()
 
     ((error, batch),) = on_hosts("1x1", off)
@@ -238,7 +238,7 @@ def test_a_check_ends_with_a_word_and_leaves_nothing_patched(on_hosts: OnHosts, 
 
         import keras
 
-        from gpudist_core.upstream import applies
+        from gpudist_core.upstream import optimizers
 
         def outcome(*gradients: float, before: int = 0) -> tuple[str, list[str], bool]:
             variable, optimizer = keras.Variable(0.7), keras.optimizers.SGD(0.0)
@@ -258,7 +258,7 @@ def test_a_check_ends_with_a_word_and_leaves_nothing_patched(on_hosts: OnHosts, 
                         check.on_train_batch_end(0, {"loss": 2.0})
                 except (ValueError, gd.CertificateMismatch) as error:
                     raised = str(error)
-                is_patched = "apply" in vars(optimizer) or applies.of_run._blocks > 0
+                is_patched = "apply" in vars(optimizer) or optimizers.of_run._blocks > 0
                 if is_patched:
                     for call in at_exit.call_args_list:
                         call.args[0](*call.args[1:])

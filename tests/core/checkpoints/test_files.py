@@ -18,15 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudist_core.checkpoints import arrays, names, states
-from gpudist_core.checkpoints.agreement import HostAgreement
-from gpudist_core.checkpoints.arguments import check
-from gpudist_core.checkpoints.errors import Damaged, FolderInUse, HostMissing
-from gpudist_core.checkpoints.exchange import TextExchange
-from gpudist_core.checkpoints.folder import Folder
-from gpudist_core.checkpoints.lock import Lock
-from gpudist_core.checkpoints.stop_signals import Notice
-from gpudist_core.errors import UsageError
+from gpudist_core.checkpoints import files, items
+from gpudist_core.checkpoints.checkpoints import check_arguments
+from gpudist_core.checkpoints.exchange import HostAgreement, TextExchange
+from gpudist_core.checkpoints.folder import Folder, Lock
+from gpudist_core.checkpoints.hosts import Notice
+from gpudist_core.errors import Damaged, FolderInUse, HostMissing, UsageError
 
 
 class Store:
@@ -54,12 +51,12 @@ class Store:
 
 
 def test_names_do_not_depend_on_how_many_models_came_before() -> None:
-    numbered = names.Numbered()
+    numbered = items.Numbered()
     assert [numbered(p) for p in ("sequential_3/dense_7/kernel", "sequential_3/dense_9/kernel")] == [
         "sequential/dense/kernel",
         "sequential/dense_1/kernel",
     ]
-    assert names.unique(["a", "b", "a"]) == ["a", "b", "a#2"]
+    assert items.unique(["a", "b", "a"]) == ["a", "b", "a#2"]
 
 
 def test_a_slot_is_named_for_its_variable() -> None:
@@ -67,24 +64,24 @@ def test_a_slot_is_named_for_its_variable() -> None:
         path = "adam_2/sequential_1_dense_4_kernel_momentum"
 
     model = {"sequential_1/dense_4/kernel": "sequential/dense/kernel"}
-    assert names.of_slots([Slot()], model, names.Numbered()) == ["adam/sequential/dense/kernel/momentum"]
+    assert items.unique_names_of_slots([Slot()], model, items.Numbered()) == ["adam/sequential/dense/kernel/momentum"]
 
 
 @given(st.binary(min_size=1, max_size=300), st.integers(0, 10_000))
 def test_a_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int) -> None:
     folder = tmp_path_factory.mktemp("piece")
-    file = arrays.DataFile(folder / "host-000.bin")
+    file = files.DataFile(folder / "host-000.bin")
     file.add(np.zeros(3))
     values = np.frombuffer(data, np.uint8)
     piece = file.add(values)
     file.close()
-    arrays.check(folder, "a", piece)
-    np.testing.assert_array_equal(arrays.load(folder, piece, "uint8", values.shape), values)
+    files.check_blocks(folder, "a", piece)
+    np.testing.assert_array_equal(files.load_piece(folder, piece, "uint8", values.shape), values)
     raw = bytearray((folder / "host-000.bin").read_bytes())
     raw[piece.offset + at % len(data)] ^= 1 << at % 8
     (folder / "host-000.bin").write_bytes(raw)
     with pytest.raises(Damaged, match="was changed after it was written, in a"):
-        arrays.check(folder, "a", piece)
+        files.check_blocks(folder, "a", piece)
 
 
 def test_what_a_killed_run_left_is_cleaned_and_what_it_was_replacing_comes_back(tmp_path: Path) -> None:
@@ -108,7 +105,7 @@ def test_what_is_not_ours_stays_in_the_folder(tmp_path: Path) -> None:
 def test_arrays_of_a_state_whose_keys_have_slashes_are_kept_apart() -> None:
     kept: dict[str, Any] = {}
     state = {"a/b": np.array([1]), "a": {"b": np.array([2]), "b~1c": np.array([3]), "b/c": np.array([4])}}
-    found = states.decode(json.loads(json.dumps(states.encode(state, "state", kept.__setitem__))), kept.__getitem__)
+    found = files.decode_state(json.loads(json.dumps(files.encode_state(state, "state", kept.__setitem__))), kept.__getitem__)
     assert found == state
 
 
@@ -144,7 +141,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from gpudist_core.checkpoints.lock import Lock;"
+        "import sys; from pathlib import Path; from gpudist_core.checkpoints.folder import Lock;"
         "Lock(Path(sys.argv[1])).acquire(); print('has it', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -267,5 +264,5 @@ def test_of_two_that_watch_for_a_signal_the_one_that_is_left_hears_it(order: tup
 def test_what_cannot_be_meant_is_refused_before_the_training(changed: dict[str, Any], text: str) -> None:
     given = {"folder": "runs", "keep": 1, "every": 1, "signals": (), "timeout": 1.0, "extra": None, **changed}
     with pytest.raises(UsageError) as raised:
-        check(**given)
+        check_arguments(**given)
     assert str(raised.value) == text

@@ -252,15 +252,15 @@ def test_callbacks_whose_state_nobody_knows_are_named(on_hosts: OnHosts, tmp_pat
 
 
 def test_a_checkpoint_without_the_state_of_callbacks_is_gone_on_from(on_hosts: OnHosts, tmp_path: Path) -> None:
-    from gpudist_core.checkpoints import manifest
+    from gpudist_core.checkpoints import files
 
     on_hosts("1x2", with_callbacks, str(tmp_path), 2, "early")
     for path in tmp_path.glob("step-*"):
-        kept = manifest.read(path)
-        (path / manifest.NAME).unlink()
+        kept = files.read_manifest(path)
+        (path / files.MANIFEST).unlink()
         states = {name: state for name, state in kept.states.items() if name != "callbacks"}
         states["fit"] = {name: states["fit"][name] for name in ("epoch", "in_epoch", "batch")}
-        manifest.write(path, manifest.Manifest(kept.step, kept.entries, states, kept.info))
+        files.write_manifest(path, files.Manifest(kept.step, kept.entries, states, kept.info))
     [gone_on] = on_hosts("1x2", with_callbacks, str(tmp_path), 8, "early")
     assert gone_on["last"] == 5
     [text] = gone_on["said"]
@@ -315,10 +315,10 @@ def at_the_end_of_an_epoch(folder: str, told: bool) -> Any:
 def test_what_is_saved_after_the_last_batch_of_an_epoch_has_what_callbacks_do_at_its_end(
     on_hosts: OnHosts, tmp_path: Path
 ) -> None:
-    from gpudist_core.checkpoints import manifest
+    from gpudist_core.checkpoints import files
 
     on_hosts("1x1", at_the_end_of_an_epoch, str(tmp_path), False)
-    kept = [manifest.read(path).states for path in sorted(tmp_path.glob("step-*"))]
+    kept = [files.read_manifest(path).states for path in sorted(tmp_path.glob("step-*"))]
     assert [state["callbacks"]["kept"]["EarlyStopping(loss)"]["wait"] for state in kept] == [0, 1, 2]
     assert [state["fit"]["epoch"] for state in kept] == [1, 2, 3]
 

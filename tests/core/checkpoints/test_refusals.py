@@ -20,7 +20,7 @@ def refusals(folder: str) -> dict[str, Any]:
     import tensorflow as tf
 
     import gpudist_core as gd
-    from gpudist_core.checkpoints import arrays
+    from gpudist_core.checkpoints import files
 
     said: dict[str, Any] = {}
 
@@ -64,7 +64,7 @@ def refusals(folder: str) -> dict[str, Any]:
         checkpoints.wait()
         said["kept"] = [path.name for path in checkpoints.saved()]
         no_room = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with mock.patch.object(arrays.DataFile, "add", side_effect=no_room):
+        with mock.patch.object(files.DataFile, "add", side_effect=no_room):
             raised("disk full", lambda: checkpoints.save(4, synchronous=True))
         said["after a full disk"] = sorted(os.listdir(folder))
     middle = len(Path(folder, "step-00000003", "host-000.bin").read_bytes()) // 4

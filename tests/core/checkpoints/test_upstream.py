@@ -12,13 +12,13 @@ def names_there() -> list[bool]:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.upstream import key_value, run_state
+    from gpudist_core.upstream import key_value, runtime
 
     tf.random.set_seed(4)
     tf.random.uniform([])
-    kept = run_state.op_seeds()
+    kept = runtime.op_seeds()
     first = float(tf.random.uniform([]))
-    run_state.restore_op_seeds(kept)
+    runtime.restore_op_seeds(kept)
     again = float(tf.random.uniform([]))
     model = keras.Sequential([keras.Input((1,)), keras.Sequential([keras.layers.Dense(1)])])
     model.compile("sgd", "mse")
@@ -26,7 +26,7 @@ def names_there() -> list[bool]:
 
     class Begin(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
-            run_state.begin_at(model, 2)
+            runtime.begin_at(model, 2)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             epochs.append(epoch)
@@ -34,8 +34,8 @@ def names_there() -> list[bool]:
     model.fit(tf.ones([2, 1]), tf.ones([2, 1]), epochs=4, verbose=0, callbacks=[Begin()])
     return [
         first == again,
-        run_state.keras_global_generator(make=True) is run_state.keras_global_generator(),
-        len(run_state.flat_layers(model)) >= 3,
+        runtime.keras_global_generator(make=True) is runtime.keras_global_generator(),
+        len(runtime.flat_layers(model)) >= 3,
         epochs == [2, 3],
         key_value.is_available(),
     ]
@@ -73,7 +73,7 @@ def varied() -> dict[str, tuple[str, bool]]:
     """By kind of dataset: what is said to vary, and whether making iterators leads to the order of the fourth iteration."""
     import tensorflow as tf
 
-    from gpudist_core.upstream import iterations
+    from gpudist_core.upstream import datasets
 
     def numbers() -> Any:
         return tf.data.Dataset.range(20)
@@ -109,7 +109,7 @@ def varied() -> dict[str, tuple[str, bool]]:
         fourth = [order(read) for _ in range(4)][-1]
         for _ in range(3):
             iter(passed)
-        found[name] = iterations.what_varies(read), order(passed) == fourth
+        found[name] = datasets.what_varies(read), order(passed) == fourth
     return found
 
 

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from gpudist_core.environments.nodes import nodes_of
-from gpudist_core.environments.slurm import own_gpus, slurm_tasks
+from gpudist_core.environments import nodes_of, own_gpus, slurm_tasks
 from gpudist_core.errors import UsageError
 
 _STEP = {

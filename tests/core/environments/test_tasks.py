@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudist_core.environments.environment import tf_config
-from gpudist_core.environments.tasks import tasks_of
+from gpudist_core.environments import tasks_of, tf_config
 from gpudist_core.errors import UsageError
 
 _TWO = {"worker": ["a:1", "b:2"]}

@@ -14,7 +14,7 @@ from tests.core.conftest import OnHosts
 
 def _epochs(stride: int, steps: int, counted: bool) -> tuple[list[int], int]:
     """How many of five batches each of four epochs has, in calls of so many, and how often a warning came."""
-    from gpudist_core.keras_model.epochs import Epochs
+    from gpudist_core.keras_model.sources import Epochs
 
     class Five:
         num_batches, first = 5 if counted else None, 0

@@ -89,16 +89,16 @@ def _unlike(folder: Path, host: int) -> dict[str, Callable[[], Any]]:
 
 def asks_once() -> list[int]:
     """How often hosts tell each other of their data in two epochs, an evaluation and a restore; and of a second pipeline."""
-    from gpudist_core.pipelines import Pipeline, same_data
+    from gpudist_core.pipelines import Pipeline, distributed
 
     strategy, asked = strategy_here(), []
-    original = same_data.told_by_all
+    original = distributed.told_by_all
 
     def told(*args: Any) -> Any:
         asked.append(args)
         return original(*args)
 
-    same_data.told_by_all = told
+    distributed.told_by_all = told
     try:
         found = []
         for _ in range(2):
@@ -110,7 +110,7 @@ def asks_once() -> list[int]:
             found += [*rows, sum(1 for _ in batches), len(asked)]
         return found
     finally:
-        same_data.told_by_all = original
+        distributed.told_by_all = original
 
 
 def goes_on_in_fit() -> list[Any]:

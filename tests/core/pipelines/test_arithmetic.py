@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudist_core.errors import UsageError
-from gpudist_core.pipelines.buffers import rebatched, shuffled_chunks
-from gpudist_core.pipelines.hashing import permutation, words
-from gpudist_core.pipelines.order import balanced, in_order, shuffled
+from gpudist_core.pipelines.hashing import balanced, in_order, permutation, shuffled, words
+from gpudist_core.pipelines.plan import rebatched, shuffled_chunks
 from gpudist_core.pipelines.shares import cuts, shares
-from gpudist_core.pipelines.sources.checksums import masked_crc32c
+from gpudist_core.pipelines.sources.files import masked_crc32c
 from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, classes_of
 
 COUNTS = st.integers(1, 200)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.cluster import Cluster, Preload
-from gpudist_core.static.info import ShardInfo
+from gpudist_core.static.operations import ShardInfo
 from tests.core.conftest import OnHosts
 from tests.core.static import on_host
 

@@ -135,7 +135,7 @@ def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHost
 
         import gpudist_core as gd
         from gpudist_core.pipelines.cross_host_check import HostFailed
-        from gpudist_core.strategies.step_timeout import set_limit
+        from gpudist_core.strategies.waiting import set_limit
 
         strategy = gd.make_strategy()
         with strategy.scope():

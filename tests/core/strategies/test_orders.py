@@ -8,7 +8,7 @@ from tests.core.strategies.conftest import Plain
 
 
 def test_sums_of_tensorflows_own_lose_the_order_of_reads_and_updates(plain: Plain) -> None:
-    """When this fails, `all_reduce` of gpudist_core.upstream.strategies need not sum by itself any more."""
+    """When this fails, `all_reduce` of gpudist_core.upstream.runtime need not sum by itself any more."""
 
     def lost() -> int:
         import tensorflow as tf
@@ -23,10 +23,10 @@ def test_sums_of_tensorflows_own_lose_the_order_of_reads_and_updates(plain: Plai
 @pytest.mark.parametrize("differentiable", [False, True])
 def test_sums_of_ours_keep_the_order_of_reads_and_updates(plain: Plain, differentiable: bool) -> None:
     def lost() -> int:
-        from gpudist_core.gradients import reduction
+        from gpudist_core.gradients import sum_over_replicas
         from tests.core.strategies.orders import lost_orders
 
-        return lost_orders(lambda gradients: reduction.sum_over_replicas(gradients, [None] * 2, differentiable=differentiable))
+        return lost_orders(lambda gradients: sum_over_replicas(gradients, [None] * 2, differentiable=differentiable))
 
     assert plain(lost) == 0
 
@@ -35,7 +35,7 @@ def test_the_gradient_of_a_sum_is_the_sum_of_the_replicas_gradients_of_it(plain:
     def gradients() -> list[float]:
         import tensorflow as tf
 
-        from gpudist_core.gradients import reduction
+        from gpudist_core.gradients import sum_over_replicas
         from tests.core.strategies.sums import split_cpu
 
         split_cpu(2)
@@ -47,7 +47,7 @@ def test_the_gradient_of_a_sum_is_the_sum_of_the_replicas_gradients_of_it(plain:
                 mine = x * (1.0 + tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32))
                 with tf.GradientTape() as tape:
                     tape.watch(mine)
-                    one, two = reduction.sum_over_replicas([mine, 2 * mine], [None] * 2, differentiable=True)
+                    one, two = sum_over_replicas([mine, 2 * mine], [None] * 2, differentiable=True)
                     loss = one * one + two  # one is 3 x, two is 6 x
                 return tape.gradient(loss, mine)
 
@@ -59,19 +59,19 @@ def test_the_gradient_of_a_sum_is_the_sum_of_the_replicas_gradients_of_it(plain:
 
 
 def test_a_sum_is_traced_without_a_walk_through_the_graphs_of_all_replicas(plain: Plain) -> None:
-    """When the first number is small, `_with_gradient` of gpudist_core.upstream.strategies need not end the walk."""
+    """When the first number is small, `_with_gradient` of gpudist_core.upstream.runtime need not end the walk."""
 
     def walked() -> list[int]:
         import tensorflow as tf
 
-        from gpudist_core.gradients import reduction
+        from gpudist_core.gradients import sum_over_replicas
         from tests.core.strategies.sums import split_cpu, walked_behind
 
         split_cpu(3)
         strategy = tf.distribute.MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice())
         return [
             walked_behind(lambda value: tf.distribute.get_replica_context().all_reduce("SUM", value), strategy),
-            walked_behind(lambda value: reduction.sum_over_replicas([value], [None], differentiable=True), strategy),
+            walked_behind(lambda value: sum_over_replicas([value], [None], differentiable=True), strategy),
         ]
 
     of_tensorflow, of_ours = plain(walked)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpudist_core.errors import Unavailable
-from gpudist_core.strategies import peers
+from gpudist_core.strategies import waiting
 from tests.emulate.devices.hosts import free_ports
 
 
@@ -27,7 +27,7 @@ def server() -> Iterator[str]:
 def test_tasks_that_start_apart_all_find_each_other(addresses: list[str]) -> None:
     def wait(number: int) -> None:
         others = {f"worker {i}": address for i, address in enumerate(addresses) if i != number}
-        peers.wait_for(others, addresses[number], None, 60)
+        waiting.wait_for(others, addresses[number], None, 60)
         done.append(number)
 
     done: list[int] = []
@@ -48,7 +48,7 @@ def test_tasks_that_start_apart_all_find_each_other(addresses: list[str]) -> Non
 def test_who_never_answers_is_named(addresses: list[str], server: str) -> None:
     others = {"worker 1": addresses[1], "worker 2": server, "ps 0": "no-such-host.invalid:1"}
     with pytest.raises(Unavailable) as raised:
-        peers.wait_for(others, addresses[0], None, 0.2)
+        waiting.wait_for(others, addresses[0], None, 0.2)
     text = str(raised.value)
     assert text.startswith(
         "Every task of a cluster must start within timeout_seconds. Received: timeout_seconds=0.2, and 2 of 3 other tasks"
@@ -61,15 +61,15 @@ def test_who_never_answers_is_named(addresses: list[str], server: str) -> None:
 def test_one_says_for_whom_one_waits(
     addresses: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "_FIRST_WORD_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "_FIRST_WORD_SECONDS", 0.0)
     with pytest.raises(Unavailable):
-        peers.wait_for({"worker 1": addresses[1]}, None, None, 0.1)
+        waiting.wait_for({"worker 1": addresses[1]}, None, None, 0.1)
     assert f"gpudist_core: waiting 0 s for worker 1 at {addresses[1]} (Connection refused)\n" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(server: str) -> None:
     with pytest.raises(Unavailable) as raised:
-        peers.wait_for({}, server, None, 0.1)
+        waiting.wait_for({}, server, None, 0.1)
     assert str(raised.value) == (
         f"This task's port must be free. Received: address='{server}', Address already in use. Stop the program that uses it "
         "(perhaps left over from an earlier run), or give this task another port."

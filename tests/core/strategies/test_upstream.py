@@ -47,7 +47,7 @@ def test_the_runtime_and_its_server_are_seen_to_be_up(plain: Plain) -> None:
         import tensorflow as tf
 
         import gpudist_core as gd
-        from gpudist_core.upstream import strategies as upstream
+        from gpudist_core.upstream import runtime as upstream
 
         before = [upstream.is_initialized(), upstream.has_collective_server()]
         gd.environment()
@@ -62,7 +62,7 @@ def test_keys_are_read_when_a_strategy_is_made_and_a_ring_takes_its_own(plain: P
     def keys() -> list[Any]:
         import tensorflow as tf
 
-        from gpudist_core.upstream import strategies as upstream
+        from gpudist_core.upstream import runtime as upstream
         from tests.core.strategies.sums import split_cpu
 
         split_cpu(2)

@@ -42,7 +42,7 @@ def _means() -> dict[str, float]:
 
 def test_each_row_is_counted_once_and_keras_alone_counts_the_first_ones_again(on_hosts: OnHosts) -> None:
     (found,) = on_hosts("1x2", _means)
-    assert found["plain count"] == 14, "Keras counts right under CentralStorageStrategy: upstream/central_storage.py"
+    assert found["plain count"] == 14, "Keras counts right under CentralStorageStrategy: upstream/strategies.py"
     assert (found["adding"], found["adding count"], found["adding after a reset"]) == (4.5, 6, 0)
     assert found["adding area"] == 2 * 6
 

@@ -26,7 +26,7 @@ def test_a_seed_generator_still_advances_by_one_for_each_draw() -> None:
     import numpy as np
     import tensorflow as tf
 
-    from gpudist_core.upstream.coordination import advance_seeds, reading_seeds
+    from gpudist_core.upstream.strategies import advance_seeds, reading_seeds
 
     one, other = keras.random.SeedGenerator(3), keras.random.SeedGenerator(3)
     drawn = [np.asarray(one.next()) for _ in range(3)]
@@ -40,7 +40,7 @@ def test_an_optimizer_still_lists_what_it_was_built_with() -> None:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.upstream.coordination import variables_of
+    from gpudist_core.upstream.strategies import variables_of
 
     variable, optimizer = tf.Variable([1.0]), keras.optimizers.Adam()
     optimizer.build([variable])

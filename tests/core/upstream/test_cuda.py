@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpudist_core.upstream import cuda
+from gpudist_core import environments
 from tests.versions import since
 
 
 @pytest.fixture(autouse=True)
 def _ask_anew() -> None:
-    cuda.load_cuda_libraries.cache_clear()
+    environments.load_cuda_libraries.cache_clear()
 
 
 @pytest.fixture
@@ -32,25 +32,25 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_opened_where_there_is_no_driver(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "DRIVER", "libnobody-has-this.so.1")
-    assert cuda.load_cuda_libraries() == ()
+    monkeypatch.setattr(environments, "CUDA_DRIVER", "libnobody-has-this.so.1")
+    assert environments.load_cuda_libraries() == ()
 
 
 def test_what_does_not_open_is_left_to_tensorflow_to_say(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "DRIVER", "libc.so.6")
-    assert cuda.load_cuda_libraries() == ()
+    monkeypatch.setattr(environments, "CUDA_DRIVER", "libc.so.6")
+    assert environments.load_cuda_libraries() == ()
 
 
 def test_with_a_driver_the_library_of_nvidias_package_is_opened(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "DRIVER", "libc.so.6")
+    monkeypatch.setattr(environments, "CUDA_DRIVER", "libc.so.6")
     library = packages / "libcusolver.so.12"
     (loaded,) = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc.so.6" in line}
     library.symlink_to(loaded)
-    assert cuda.load_cuda_libraries() == (str(library),)
+    assert environments.load_cuda_libraries() == (str(library),)
 
 
 def test_tensorflow_itself_does_not_find_it() -> None:
-    """When this fails upstream has mended it: gpudist_core/upstream/cuda.py can go."""
+    """When this fails upstream has mended it: `load_cuda_libraries` of gpudist_core/environments.py can go."""
     spec = importlib.util.find_spec("tensorflow")
     assert spec is not None
     assert spec.origin is not None

@@ -119,9 +119,9 @@ def _faults_of_layers() -> dict[str, Any]:
 
 def test_what_is_worked_round_in_layers_and_loss_scales_is_still_so(on_hosts: OnHosts) -> None:
     (found,) = on_hosts("1x2", _faults_of_layers)
-    assert found["added"] != [1.0, 2.0], "Each replica has its own losses of layers: upstream/added_losses.py"
-    assert abs(found["variance"][0] - 1 / 64) > 0.01, "Keras's synchronized variance has its digits: upstream/batch_norm.py"
-    assert found["masked_variance"] != pytest.approx([0.25, 0.25]), "Keras synchronizes masked moments: upstream/batch_norm.py"
+    assert found["added"] != [1.0, 2.0], "Each replica has its own losses of layers: upstream/layers.py"
+    assert abs(found["variance"][0] - 1 / 64) > 0.01, "Keras's synchronized variance has its digits: upstream/layers.py"
+    assert found["masked_variance"] != pytest.approx([0.25, 0.25]), "Keras synchronizes masked moments: upstream/layers.py"
     assert found["scaled"] != [0.0, 0.0], "All replicas skip what is not finite on one: upstream/optimizers.py"
 
 
@@ -165,7 +165,7 @@ def _counted() -> dict[str, float]:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.upstream import metric_variables
+    from gpudist_core.upstream import row_means
 
     where = tf.distribute.MirroredStrategy()
 
@@ -173,7 +173,7 @@ def _counted() -> dict[str, float]:
         with where.scope():
             metric = keras.metrics.Mean()
         if make_local:
-            metric_variables.make_local(where, [metric])
+            row_means.make_variables_local(where, [metric])
         step = tf.function(lambda: where.run(lambda: metric.update_state(tf.ones([])) and None), autograph=False)
         for _ in range(3):
             step()

@@ -43,7 +43,7 @@ def trainer() -> dict[str, bool]:
     given: list[set[str]] = []
 
     class Epochs:
-        """What keras_model/epochs.py is to Keras's loops."""
+        """What `keras_model.sources.Epochs` is to Keras's loops."""
 
         num_batches = 2
 
@@ -105,9 +105,9 @@ def models() -> dict[str, bool]:
     import keras
     import tensorflow as tf
 
-    from gpudist_core.upstream import classes, run_state
     from gpudist_core.upstream import losses as ours
     from gpudist_core.upstream import models as our_models
+    from gpudist_core.upstream import patches, runtime
 
     where = tf.distribute.OneDeviceStrategy("CPU:0")
     with where.scope():
@@ -121,9 +121,9 @@ def models() -> dict[str, bool]:
     class Own(keras.layers.Dense):
         pass
 
-    own = keras.saving.serialize_keras_object(classes.mix_in(Own(2), Mixin))
+    own = keras.saving.serialize_keras_object(patches.mix_in(Own(2), Mixin))
 
-    layer = classes.mix_in(keras.layers.Dense(2, name="kept"), Mixin)
+    layer = patches.mix_in(keras.layers.Dense(2, name="kept"), Mixin)
     kept = keras.saving.serialize_keras_object(layer)
     masked = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[1, 0]]))
     scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
@@ -138,7 +138,7 @@ def models() -> dict[str, bool]:
         "backend.get_keras_mask": tf.reduce_all(ours.mask_of(masked) == [[True, False]]).numpy(),
         "api_export.REGISTERED_OBJS_TO_NAMES": (kept["module"], kept["class_name"]) == ("keras.layers", "Dense"),
         "object_registration.GLOBAL_CUSTOM_NAMES": own["registered_name"] == "own>Own",
-        "Layer._flatten_layers": len(run_state.flat_layers(inside)) >= 2,
+        "Layer._flatten_layers": len(runtime.flat_layers(inside)) >= 2,
     }
 
 
@@ -272,17 +272,17 @@ def optimizers() -> dict[str, bool]:
 def tensorflow() -> dict[str, bool]:
     import tensorflow as tf
 
-    from gpudist_core.upstream import datasets, static
+    from gpudist_core.upstream import datasets, strategies
 
     where = tf.distribute.OneDeviceStrategy("CPU:0")
     with where.scope():
-        plain = static.plain_variable(lambda: tf.ones([2]), device="/CPU:0", name="plain")
-        with static.unmirrored(tf.distribute.MirroredStrategy(["CPU:0"]), lambda device: tf.ones([2])):
+        plain = strategies.plain_variable(lambda: tf.ones([2]), device="/CPU:0", name="plain")
+        with strategies.unmirrored(tf.distribute.MirroredStrategy(["CPU:0"]), lambda device: tf.ones([2])):
             pass
     inside: list[bool] = []
 
     def note(value: Any) -> Any:
-        inside.append(static.is_in_dataset_function())
+        inside.append(strategies.is_in_dataset_function())
         return tf.cast(value, tf.bool)
 
     rows = tf.data.Dataset.range(3)
@@ -294,7 +294,7 @@ def tensorflow() -> dict[str, bool]:
     return {
         "variables.default_variable_creator_v2": isinstance(plain, tf.Variable) and not hasattr(plain, "distribute_strategy"),
         "the names of datasets' graphs": len(in_datasets) >= 3 and all(in_datasets) and in_graph == [False],
-        "pywrap_tfe.TFE_ContextListDevices": static.memory_limits() == {},
+        "pywrap_tfe.TFE_ContextListDevices": strategies.memory_limits() == {},
         "_ShuffleDataset._seed, _seed2": datasets.shuffles_that_vary(rows.shuffle(3)) == ["unseeded"],
         "_ShuffleDataset._reshuffle_each_iteration": [
             datasets.shuffles_that_vary(rows.shuffle(3, seed=1, reshuffle_each_iteration=again)) for again in (True, False)
@@ -307,7 +307,7 @@ def tensorflow() -> dict[str, bool]:
 def mirrored() -> dict[str, bool]:
     import tensorflow as tf
 
-    from gpudist_core.upstream import static
+    from gpudist_core.upstream import strategies
 
     where = tf.distribute.MirroredStrategy()
     made: list[str] = []
@@ -316,7 +316,7 @@ def mirrored() -> dict[str, bool]:
         made.append(device)
         return tf.fill([2], float(len(made)))
 
-    with where.scope(), static.unmirrored(where, value):
+    with where.scope(), strategies.unmirrored(where, value):
         variable = tf.Variable(lambda: tf.zeros([2]))
     copies = [copy.numpy().tolist() for copy in where.experimental_local_results(variable)]
     named = [device.rpartition(":")[2] for device in made]
@@ -326,7 +326,7 @@ def mirrored() -> dict[str, bool]:
 def applies() -> dict[str, bool]:
     import tensorflow as tf
 
-    from gpudist_core.upstream import applies as ours
+    from gpudist_core.upstream import optimizers as ours
 
     where = tf.distribute.MirroredStrategy()
     values = where.experimental_distribute_values_from_function(lambda context: tf.fill([1], context.replica_id_in_sync_group))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import befallen
-from emulate.cluster.befallen import Befallen
+from emulate.cluster import supervision
+from emulate.cluster.supervision import Befallen
 from emulate.faults import Disconnect, Fault, Kill, Stop
 
 
@@ -26,7 +26,7 @@ def test_a_fault_for_a_time_is_known_to_pass_and_one_for_ever_is_not(
     monkeypatch: pytest.MonkeyPatch, fault: Fault, lasts: float
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(befallen, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: clock.now))
     plan: Any = SimpleNamespace(faults=[fault], faults_to_come={})
     known = Befallen(plan)
     known.take(1, {"event": "fired", "fault": 0, "step": 4})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from emulate.cluster import HostContext, RunningCluster, describe_isolation
-from emulate.cluster.roles import hold_ports
+from emulate.cluster.plan import hold_ports
 from emulate.cluster.views import Views, mounts_below, outermost
 from tests.emulate.cluster.helpers import Ran, events_until, start_python
 

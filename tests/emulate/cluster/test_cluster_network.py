@@ -18,7 +18,7 @@ import pytest
 
 from emulate.cluster import HostContext, RunningCluster, describe_isolation
 from emulate.cluster.isolation import Capability, find_capability
-from emulate.cluster.roles import hold_ports
+from emulate.cluster.plan import hold_ports
 from tests.emulate.cluster.helpers import Ran, events_until, start_python
 from tests.emulate.cluster.test_cluster_isolation import REFUSED
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from emulate.cluster.scratch import make_scratch
+from emulate.cluster.parent import make_scratch
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="hosts are emulated on Linux only")
 

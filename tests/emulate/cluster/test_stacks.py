@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulate.cluster.stacks import main_thread
+from emulate.cluster.threads import main_thread
 
 _OURS = main_thread.__code__.co_filename
 

@@ -51,9 +51,9 @@ def test_auto_without_gpus_is_the_cpu_without_a_word() -> None:
 
 def test_a_verification_stops_when_its_hosts_do_not_see_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver has one, TensorFlow's libraries are found by the parent and not by the hosts, say."""
-    monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: gpus(1))
+    monkeypatch.setattr("emulate.devices.machine.find_gpus", lambda: gpus(1))
     monkeypatch.setattr("emulate.cluster.gpus.find_gpus", lambda: gpus(1))
-    monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", lambda: {"tensorflow": "2.21.0", "gpus": [{}]})
+    monkeypatch.setattr("emulate.devices.machine.what_tensorflow_says", lambda: {"tensorflow": "2.21.0", "gpus": [{}]})
     with pytest.raises(Unavailable, match=r"TensorFlow must see the GPUs that a host is given\. Received: gpus=GPU-0000"):
         verify(PROGRAM, "1x2", device="gpu", steps=1)
 

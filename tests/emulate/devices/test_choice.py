@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emulate.devices import DeviceChoice, GpuLease, Inventory, choose_device
-from emulate.devices.choice import decide
+from emulate.devices.machine import decide
 from emulate.errors import Unavailable, UsageError
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, gpus, inventory
@@ -77,11 +77,11 @@ def test_enough_gpus_are_taken() -> None:
 @pytest.fixture
 def filled(monkeypatch: pytest.MonkeyPatch) -> Inventory:
     """A machine with four GPUs of which somebody has taken almost all memory, long ago."""
-    monkeypatch.setattr("emulate.devices.released.PATIENCE", 0)
+    monkeypatch.setattr("emulate.devices.lease.PATIENCE", 0)
     # Of this process alone: a lease holds on the whole machine, and another test may have one of GPUs with the usual names.
     found = inventory(*(replace(gpu(k, free=600), uuid=f"GPU-{os.getpid()}-{k}") for k in range(4)))
-    monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: found)
-    monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", sees(4))
+    monkeypatch.setattr("emulate.devices.machine.find_gpus", lambda: found)
+    monkeypatch.setattr("emulate.devices.machine.what_tensorflow_says", sees(4))
     return found
 
 
@@ -156,10 +156,10 @@ def test_a_driver_that_cannot_compile_the_kernels_is_refused_before_anything_run
 
 def test_memory_that_a_cluster_gives_back_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([gpus(4, free=600), gpus(4, free=600), gpus(4)])
-    monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: next(answers))
-    monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", sees(4))
-    monkeypatch.setattr("emulate.devices.released._PAUSE", 0)
-    monkeypatch.setattr("emulate.devices.released.PATIENCE", 600)
+    monkeypatch.setattr("emulate.devices.machine.find_gpus", lambda: next(answers))
+    monkeypatch.setattr("emulate.devices.machine.what_tensorflow_says", sees(4))
+    monkeypatch.setattr("emulate.devices.lease._PAUSE", 0)
+    monkeypatch.setattr("emulate.devices.lease.PATIENCE", 600)
     GpuLease(["made-up-late"]).close()
     assert choose_device("auto", [FOUR]).kind == "gpu"
 

@@ -13,8 +13,8 @@ import pytest
 from emulate.cluster import ClusterPlan
 from emulate.cluster.gpus import GpuHold
 from emulate.devices import Gpu
-from emulate.devices.choice import what_tensorflow_says
-from emulate.devices.kernels import about_compiling, keep_kernels_in, kernel_folder, to_compile, why_not_compiled
+from emulate.devices.inventory import about_compiling, keep_kernels_in, kernel_folder, to_compile, why_not_compiled
+from emulate.devices.machine import what_tensorflow_says
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, gpus
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from emulate.devices import Inventory, choice
+from emulate.devices import Inventory, machine
 from emulate.devices.machine import describe_gpus
 from emulate.topology import MAX_HOSTS
 from tests.emulate.devices.made_gpus import gpu, gpus, inventory
@@ -33,8 +33,8 @@ def test_the_machine_is_described_without_importing_tensorflow_here() -> None:
 
 
 def test_tensorflow_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_ASK_TENSORFLOW", "raise ImportError('no tensorflow here')")
-    answer = choice._ask.__wrapped__(None)
+    monkeypatch.setattr(machine, "_ASK_TENSORFLOW", "raise ImportError('no tensorflow here')")
+    answer = machine._ask.__wrapped__(None)
     assert answer == {"tensorflow": None, "gpus": [], "tensorflow_error": "ImportError: no tensorflow here"}
 
 

@@ -10,7 +10,7 @@ import pytest
 from emulate.cluster import ClusterPlan
 from emulate.cluster.gpus import GpuHold
 from emulate.devices import Inventory
-from emulate.devices.released import ask_until
+from emulate.devices.lease import ask_until
 from emulate.errors import Unavailable
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpus
@@ -18,7 +18,7 @@ from tests.emulate.devices.made_gpus import gpus
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emulate.devices.released._PAUSE", 0)
+    monkeypatch.setattr("emulate.devices.lease._PAUSE", 0)
     monkeypatch.setattr("emulate.cluster.gpus.what_tensorflow_says", lambda: {"gpus": [{}, {}]})
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emulate.devices import Allotment, Gpu, Inventory, share_out
 from emulate.devices.inventory import MIB
-from emulate.devices.sharing import GPU_RESERVE, LEAST_SLICE, is_short, process_reserve, usable
+from emulate.devices.plan import GPU_RESERVE, LEAST_SLICE, is_short, process_reserve, usable
 from emulate.errors import Unavailable
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, gpus, inventory

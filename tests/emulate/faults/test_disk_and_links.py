@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from emulate import Cluster
-from emulate.cluster.isolation import Capability, Isolation
+from emulate.cluster.isolation import Capability, Isolation, Links
 from emulate.cluster.keeper import Order, _Keeper
-from emulate.cluster.links import Links
 from emulate.cluster.plan import ClusterPlan
 from emulate.errors import Unavailable
 from emulate.faults import check_disk, parse_all

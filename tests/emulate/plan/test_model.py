@@ -19,7 +19,7 @@ from emulate.plan import (
     parse_between,
     parse_inside,
 )
-from emulate.plan.uncertainty import draws, expected_largest
+from emulate.plan.model import draws, expected_largest
 
 RESNET = Work(step_seconds=0.3, batch=128, gradient_bytes=102.4e6)
 CUBE = parse_inside("NVLink 2 hybrid cube mesh", "V100", 8)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from emulate.plan import Forecast, Gradient, Recorded, StepMemory, find_machine, make_forecast, parse_measured
 from emulate.report import Page, check_writable, show_plan, write_plan_html
-from emulate.report.chart import add_chart, ticks_of
+from emulate.report.plan import add_chart, ticks_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMORY = StepMemory(100e6, 200e6, 0.0, (0.0, 1e6), ((0.0, 200e6, 200e6),), ((0.0, 200e6, 200e6),))

@@ -6,7 +6,7 @@ import pytest
 
 from emulate.cluster import Thread
 from emulate.cluster.threads import parse
-from emulate.pool.stragglers import Stragglers
+from emulate.pool.round import Stragglers
 
 PATIENCE = 10.0
 

@@ -39,7 +39,7 @@ def test_a_package_needs_no_file_of_its_own(file, monkeypatch):
 
 
 def test_a_broken_assertion_of_gpudist_core_is_said_to_be_its_fault(file):
-    core = Path(gpudist_core.__file__).parent / "pipelines" / "order.py"
+    core = Path(gpudist_core.__file__).parent / "pipelines" / "hashing.py"
     said = "This is a fault of gpudist_core, not of the program. Please report it with this traceback."
     assert hint_for(failure(file, core, error="AssertionError")) == said
     assert hint_for(failure(core, file, error="AssertionError: mine")) == ""

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import emulate
-from emulate.report.stacks import short_stack
+from emulate.report.runs import short_stack
 
 OURS = next(iter(emulate.__path__))
 SITE = sysconfig.get_path("purelib")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emulate.report import words
+from emulate.report import page
 from emulate.verify.case import Case
 from emulate.verify.judge import judge
 from tests.emulate.verify.cases import Folder, codes, loop
@@ -59,7 +59,7 @@ def test_what_a_program_makes_of_its_weights_in_the_end_is_compared(
     if said is not None:
         assert found.verdict == "divergent"
         assert found.first_divergence is not None
-        assert words.where(found.first_divergence) == "after all 3 steps"
+        assert page.where(found.first_divergence) == "after all 3 steps"
 
 
 def test_what_one_device_made_in_the_end_is_told_of_the_run_that_went_to_its_end(folder: Folder) -> None:

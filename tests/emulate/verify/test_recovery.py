@@ -9,7 +9,7 @@ import pytest
 
 from emulate.faults import Fault, FillDisk, Fired, Kill, Late, Link, Preempt, Slow
 from emulate.probe import ProbePlan, Trace
-from emulate.report.faults import outcome
+from emulate.report.runs import outcome
 from emulate.topology import Topology
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes

@@ -1,1 +1,0 @@
-"""Sum gradients over all replicas in one collective, then clip them."""
