@@ -62,12 +62,12 @@ def _add_all(page: Page, catalogue: tuple[Cause, ...]) -> None:
 
 
 def _add_one(page: Page, cause: Cause) -> None:
-    from emulate.verify.causes.text import EVIDENCE, FIX, LINKS, RIGHT, WRONG, plain
+    from emulate.verify.causes.cause import EVIDENCE, FIX, LINKS, RIGHT, WRONG, plain_text
 
     text = cause.text
     page.line((cause.code, "bold"), f"  {text.title}", (_kind(cause), "yellow"))
     page.blank()
-    page.text(plain(text.meaning), indent=2)
+    page.text(plain_text(text.meaning), indent=2)
     for title, code, style in ((WRONG, text.wrong, "red"), (RIGHT, text.right, "green")):
         if code:
             page.blank()
@@ -76,10 +76,10 @@ def _add_one(page: Page, cause: Cause) -> None:
     for title, markdown in ((EVIDENCE, text.evidence), *((heading or FIX, fix) for heading, fix in text.fixes.items())):
         page.blank()
         page.line((title, "bold"))
-        page.text(plain(markdown), indent=2)
+        page.text(plain_text(markdown), indent=2)
     page.blank()
     page.line((LINKS, "bold"))
-    page.text(plain(text.links), indent=2)
+    page.text(plain_text(text.links), indent=2)
     page.line("  ", cause.url)
 
 

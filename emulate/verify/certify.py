@@ -13,7 +13,7 @@ import numpy as np
 from emulate.probe import Step, StoredArray, Trace
 from emulate.verify.arrays import Floats, aligned, eps_of, norm
 from emulate.verify.case import Case
-from emulate.verify.causes.batchnorm import BATCHNORM
+from emulate.verify.causes.local_batches import BATCHNORM
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, total, weights_before
 from emulate.verify.noise import FACTOR, UNITS, Key, floors

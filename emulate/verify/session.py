@@ -12,7 +12,7 @@ from emulate.probe.facts import Facts
 from emulate.topology import REFERENCE, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case
-from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
+from emulate.verify.causes.replicas import REPLICAS_MISSING
 from emulate.verify.certify import Evidence
 from emulate.verify.growth import explaining, grouping_matters, longer
 from emulate.verify.judge import Judgement, judge

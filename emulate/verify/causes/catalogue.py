@@ -1,4 +1,4 @@
-"""List all causes, in the order in which they are checked and fixed."""
+"""List all causes, in the order in which they are checked and fixed. The last reports a difference that no other explains."""
 
 from __future__ import annotations
 
@@ -7,47 +7,143 @@ from dataclasses import replace
 
 from emulate.errors import UsageError, did_you_mean
 from emulate.verify.case import Case
-from emulate.verify.causes.accumulation import ACCUMULATION
-from emulate.verify.causes.batchnorm import BATCHNORM, BATCHNORM_CANCELLED
-from emulate.verify.causes.cause import Cause
-from emulate.verify.causes.checkpoint_conflict import CHECKPOINT_CONFLICT
-from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
-from emulate.verify.causes.cross_replica_tensor import CROSS_REPLICA_TENSOR
-from emulate.verify.causes.depends_on_replicas import DEPENDS_ON_REPLICAS
+from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, names_in_words
+from emulate.verify.causes.changed_gradients import ACCUMULATION, CLIP_BEFORE_REDUCE, SPARSE_GRADIENT
+from emulate.verify.causes.depends_on_replicas import (
+    CACHED_RANDOMNESS,
+    CROSS_REPLICA_TENSOR,
+    DEPENDS_ON_REPLICAS,
+    PYTHON_STATE,
+    STATIC_IN_GRAPH,
+    STATIC_SPLIT,
+)
 from emulate.verify.causes.endings import (
+    CHECKPOINT_NOT_RESTORED,
     COLLECTIVE_MISMATCH,
     COLLECTIVE_ORDER,
+    FRAMEWORK_LIMIT,
     HOST_EXITED,
+    NOT_RECOVERED,
     PYTHON_DEADLOCK,
+    RECOVERED_DIFFERENTLY,
     UNEQUAL_STEPS,
     WAITS_FOR_DATA,
 )
-from emulate.verify.causes.file_order import FILE_ORDER
-from emulate.verify.causes.final_weights import FINAL_WEIGHTS
-from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
-from emulate.verify.causes.hash_order import HASH_ORDER
-from emulate.verify.causes.host_values import HOST_VALUES
-from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
-from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
-from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING, LOSS_SCALING_OF_A_PART
+from emulate.verify.causes.hosts import FILE_ORDER, HASH_ORDER, HOST_VALUES, UNSEEDED_HOSTS
+from emulate.verify.causes.local_batches import (
+    BATCHNORM,
+    BATCHNORM_CANCELLED,
+    IN_BATCH_NEGATIVES,
+    LOCAL_NORMALIZATION,
+    UNEVEN_BATCH,
+)
+from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING, LOSS_SCALING_OF_A_PART, REGULARIZATION
 from emulate.verify.causes.numerics import EMPTY_SHARD, NAN
-from emulate.verify.causes.python_state import PYTHON_STATE
-from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
-from emulate.verify.causes.recovery import CHECKPOINT_NOT_RESTORED, NOT_RECOVERED, RECOVERED_DIFFERENTLY
-from emulate.verify.causes.regularization import REGULARIZATION
-from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE
-from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
+from emulate.verify.causes.randomness import IDENTICAL_AUGMENTATION, IDENTICAL_DROPOUT, UNSEEDED
+from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
 from emulate.verify.causes.samples import BATCH_SIZE, COUNTED, MISSING, REORDERED, REPEATED
-from emulate.verify.causes.shared_files import SHARED_FILES
-from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
-from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
-from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
-from emulate.verify.causes.unexplained import UNEXPLAINED
-from emulate.verify.causes.unseeded_hosts import UNSEEDED_HOSTS
-from emulate.verify.causes.update_scaling import UPDATE_SCALING
-from emulate.verify.causes.variable_aggregation import VARIABLE_AGGREGATION
+from emulate.verify.causes.shared_files import CHECKPOINT_CONFLICT, SHARED_FILES
+from emulate.verify.causes.updates import FINAL_WEIGHTS, UPDATE_SCALING, VARIABLE_AGGREGATION, is_assigned
+from emulate.verify.compare import Point
+from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
+
+_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
+"""After these the arithmetic of later steps says nothing of its own."""
+
+
+def _search_unexplained(case: Case) -> Sign | None:
+    left = case.left()
+    if case.is_of_groups and not case.found:
+        return Sign("The gradients depend on which replica has which examples, and no known cause explains it.", OF_GROUPS)
+    if not left and not case.found:
+        return _unexplained_examples(case)
+    if not left or any(case.has(code) for code in _DECIDED):
+        return None
+    first = left[0]
+    d = first.difference()
+    where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
+    return Sign(
+        f"From step {d.step} on the {where} differs, and no known cause explains it.",
+        (
+            f"error {d.error:.2g}, noise floor {d.noise:.2g} ({first.ratio:.0f}x); {len({p.measure.key for p in left})} "
+            f"of {len({p.measure.key for p in case.base.points})} compared values differ in some "
+            f"step{_assigned_too(case, d.step)}"
+        ),
+        _fix_of_unexplained(case, first),
+        blame=_blame(case, first),
+    )
+
+
+def _blame(case: Case, first: Point) -> list[Blame]:
+    """Return where the lines of the first difference are looked for: all of its stage."""
+    key, step = first.measure.key, first.step
+    of_kind = {
+        "initial-weight": [made("start", "num_replicas", in_step=False)],
+        "weight": [operations("update", "apply"), made("update", "apply"), operations("assigned", "assign")],
+        "variable": [operations("assigned", "assign")],
+        "loss": [operations("reported", "made", "reduced")],
+        "metric": [operations("reported", "made", "reduced")],
+        "data": [made("examples", "dataset function", "map", "shuffle", "batch", "distribute")],
+        "final-weight": [made("ending", "restore")],
+    }
+    if key.kind != "gradient":
+        return of_kind.get(key.kind, [])
+    loss_differs = any(point.exceeds for point in case.base.objectives if point.step == step)
+    numbered = [operations("loss", "numbers")] if case.facts.gathers else []  # labels and masks of gathered examples
+    return [*numbered, between("loss")] if loss_differs else [*numbered, between("given"), between("loss")]
+
+
+def _assigned(case: Case, step: int) -> list[str]:
+    """Return variables that the step assigns itself and that differ in the same step."""
+    points = (point for point in case.base.exceeding if point.step == step and is_assigned(case, point))
+    return list(dict.fromkeys(point.measure.key.tensor for point in points))
+
+
+def _assigned_too(case: Case, step: int) -> str:
+    names = _assigned(case, step)
+    return (
+        f"; in the same step {names_in_words(names)}, which the step assigns, differ{'s' * (len(names) == 1)} too"
+        if names
+        else ""
+    )
+
+
+def _fix_of_unexplained(case: Case, first: Point) -> str | None:
+    """Return where to look; None for the general advice."""
+    if first.measure.key.kind == "gradient" and _assigned(case, first.step):
+        return _OF_ASSIGNED
+    key, before = first.measure.key, case.base.first_step("gradient")
+    if key.kind == "weight" and key.optimizer == "tape" and (before is None or before > first.step):
+        return _OF_UPDATE
+    return _OF_GATHERED if case.facts.gathers else None
+
+
+_OF_ASSIGNED = "If the step assigns a variable"
+_OF_UPDATE = "If you write the update yourself"
+_OF_GATHERED = "If the step gathers over the replicas"
+
+
+def _unexplained_examples(case: Case) -> Sign | None:
+    """Check for examples that differ in a way that no cause explains."""
+    ledger = case.ledger
+    if ledger is None or ledger.grows or ledger.first_apart is None:
+        return None
+    n = ledger.samples
+    return Sign(
+        f"From step {ledger.first_apart} on the examples differ from those of one device, and no known cause explains it.",
+        (
+            f"one device had none of {ledger.foreign} of {n.seen} examples. gpudist identifies an example by its "
+            "contents, so an augmentation that depends on the host or the position makes other examples"
+        ),
+        "If the examples differ",
+        blame=[made("examples", "dataset function", "map", "shuffle", "batch", "distribute")],
+    )
+
+
+UNEXPLAINED = Cause("unexplained", _search_unexplained)
+
 
 _CAUSES: tuple[Cause, ...] = (
     SHARED_FILES,  # where runs change each other nothing else is told by what they did

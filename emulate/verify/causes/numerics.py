@@ -106,12 +106,7 @@ _OF_LOSS_SCALE = "With a LossScaleOptimizer"
 _OF_EVALUATION = "In an evaluation"
 
 EMPTY_SHARD = Cause(
-    "empty-shard",
-    _search_empty,
-    blame=(
-        operations("loss", "mean", "ratio", "scale"),
-        made("examples", "batch"),
-    ),
+    "empty-shard", _search_empty, blame=(operations("loss", "mean", "ratio", "scale"), made("examples", "batch"))
 )
 
 NAN = Cause("nan", _search_nan, blame=(operations("loss", "count", "ratio", "mean", "scale"),))

@@ -1,4 +1,4 @@
-"""Detect replicas that start differently or drift apart."""
+"""Detect replicas that are missing, start differently or drift apart."""
 
 from __future__ import annotations
 
@@ -8,16 +8,65 @@ import numpy as np
 
 from emulate.probe import TAPES_JOINED
 from emulate.probe.trace import Trace
+from emulate.topology import Topology
 from emulate.verify.agreement import Disagreement
 from emulate.verify.arithmetic import factor_of_updates, one_factor
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
-from emulate.verify.causes.text import GENERAL
+from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import ROUND
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
-from emulate.verify.lines import made, operations
+from emulate.verify.lines import Blame, made, operations
+
+_DEFAULT = "_DefaultDistributionStrategy"
+"""TensorFlow's name of the default strategy, if a program creates none."""
+
+
+def _search_replicas(case: Case) -> Sign | None:
+    topology = case.untouched.topology
+    strategies = {str(event["name"]) for _, event in case.untouched.of("strategy")} - {_DEFAULT}
+    if not case.untouched.of("step"):
+        return None
+    if topology.num_ps:
+        return _without_servers(topology, strategies)
+    wanted, have = topology.num_replicas, case.num_replicas
+    if have >= wanted:
+        return None
+    if topology.num_hosts > 1:
+        case.cut(0, "every host trains its own model")
+    name = ", ".join(sorted(strategies)) or "no strategy"
+    who = name if strategies else "The default strategy"
+    where = f" on each of {topology.num_hosts} hosts" if topology.num_hosts > 1 else ""
+    evidence = f"{who} has num_replicas_in_sync = {have}{where}; {topology} has {wanted} devices"
+    evidence += f"; the program hides GPUs ({case.outcome.hides})" if case.outcome.hides else ""
+    fix = _HIDDEN if case.outcome.hides else None if strategies else _OF_A_SCOPE
+    if topology.num_hosts > 1:
+        return Sign(f"Each of the {topology.num_hosts} hosts trains its own model ({name}).", evidence, fix)
+    return Sign(f"Only {have} of {wanted} devices train ({name}); the others are idle.", evidence, fix)
+
+
+def _without_servers(topology: Topology, strategies: set[str]) -> Sign | None:
+    """Check whether the coordinator trains alone, whatever workers and servers there are."""
+    if any("ParameterServer" in name for name in strategies):
+        return None
+    name = ", ".join(sorted(strategies)) or "no strategy"
+    return Sign(
+        f"No worker and no parameter server of {topology} is used: the coordinator trains alone ({name}).",
+        f"The program created {name}, but no ParameterServerStrategy",
+        _OF_SERVERS,
+    )
+
+
+_HIDDEN = "If the program hides GPUs"
+_OF_A_SCOPE = "If there is no strategy"
+_OF_SERVERS = "If no parameter server is used"
+
+# The first that the program makes: TensorFlow makes others for itself in its scope.
+_FIRST_STRATEGY = Blame("start", lambda case: case.lines.made("strategy")[::-1])
+
+REPLICAS_MISSING = Cause("replicas-missing", _search_replicas, runs_that_ended=True, blame=(_FIRST_STRATEGY,))
+
 
 _FOLLOWS = 0.95
 """From this part of the telling elements on, an update follows a gradient."""
@@ -286,27 +335,14 @@ def _groups(apart: Disagreement) -> str:
     return numbers([f"({', '.join(group[:4])}{', ...' if len(group) > 4 else ''})" for group in apart.groups[:4]])
 
 
-INITIAL_WEIGHTS = Cause(
-    "initial-weights",
-    _search_initial,
-    blame=(made("start", "num_replicas", in_step=False),),
-)
+INITIAL_WEIGHTS = Cause("initial-weights", _search_initial, blame=(made("start", "num_replicas", in_step=False),))
 
 MISSING_ALL_REDUCE = Cause(
     "missing-all-reduce",
     _search_missing_sum,
-    blame=(
-        operations("update", "apply"),
-        operations("assigned", "assign"),
-        made("update", "apply"),
-    ),
+    blame=(operations("update", "apply"), operations("assigned", "assign"), made("update", "apply")),
 )
 
 REPLICAS_DISAGREE = Cause(
-    "replicas-disagree",
-    _search_disagree,
-    blame=(
-        operations("assigned", "assign"),
-        operations("update", "apply"),
-    ),
+    "replicas-disagree", _search_disagree, blame=(operations("assigned", "assign"), operations("update", "apply"))
 )

@@ -10,7 +10,7 @@ from emulate.probe.reports import SO_FAR
 from emulate.probe.trace import Report
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words
-from emulate.verify.causes.update_scaling import factor_of, first_of_update
+from emulate.verify.causes.updates import factor_of, first_of_update
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import ROUND

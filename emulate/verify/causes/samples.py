@@ -10,7 +10,7 @@ from emulate.probe.trace import Array
 from emulate.verify.arrays import is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.causes.host_values import tables_apart
+from emulate.verify.causes.hosts import tables_apart
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of
 from emulate.verify.ledger import Ledger
@@ -342,10 +342,7 @@ BATCH_SIZE = Cause(
 REPEATED = Cause(
     "samples-repeated",
     _search_repeated,
-    blame=(
-        made("examples", "auto_shard_policy", value="OFF"),
-        made("examples", "dataset function", "repeat", "distribute"),
-    ),
+    blame=(made("examples", "auto_shard_policy", value="OFF"), made("examples", "dataset function", "repeat", "distribute")),
 )
 
 MISSING = Cause(

@@ -1,4 +1,4 @@
-"""Detect gradients that are clipped on each replica before they are summed."""
+"""Detect gradients that are changed before they are summed: clipped, applied several batches at once, or sparse."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign
-from emulate.verify.causes.replicas_apart import REPLAY, rebase_on_replicas_apart
-from emulate.verify.causes.text import GENERAL
+from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Cause, Sign, as_factor, names_in_words, steps_in_words
+from emulate.verify.causes.sequential_replay import REPLAY, rebase_on_replay
 from emulate.verify.compare import compare
-from emulate.verify.gradients import GradientView
+from emulate.verify.compared_runs import complete
+from emulate.verify.fit import ROUND, Fit
+from emulate.verify.gradients import GradientView, objective
 from emulate.verify.lines import between, made, operations
 
 _SEEN = 1e-6
 """From this relative difference on, clipping before the sum and after it are different."""
 
 
-def _search(case: Case) -> Sign | None:
+def _search_clipping(case: Case) -> Sign | None:
     if case.is_of_groups:
-        return Sign(_SUMMARY, OF_GROUPS, _fix(case)) if case.facts.clips else None
+        return Sign(_SUMMARY, OF_GROUPS, _fix_of_clipping(case)) if case.facts.clips else None
     if case.base.first_step("gradient", "weight") is None:
         return None
     if not case.facts.clips:
@@ -42,11 +43,11 @@ def _from_numbers(case: Case) -> Sign | None:
         gaps = [_gap(case, optimizer, k, limits) for k in range(apart + 1)]
         if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
             case.explain_update(apart)
-            return _sign(case, limits, apart, gaps[-1])
+            return _sign_of_limits(case, limits, apart, gaps[-1])
     return None
 
 
-def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:
+def _sign_of_limits(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:
     limit = ", ".join(f"{name}={value:g}" for name, value in limits.items())
     return Sign(
         f"Each replica clips its own gradient ({limit}) before the gradients are summed. The sum must be clipped instead.",
@@ -90,7 +91,8 @@ def _scaled(gradient: Floats, size: float, limit: float) -> Floats:
 
 def _from_rerun(case: Case) -> Sign | None:
     """Check whether the difference is gone, or the rest is explained, with clipping switched off in both runs."""
-    if not _may_be_clipped(case):
+    explanation = case.explanation  # where a simpler model explains all, nothing is clipped: clipped gradients have any factor
+    if explanation.fits and not (explanation.unexplained or explanation.weighted or _has_tiny_factor(case)):
         return None
     again = case.switched("no-clipping")
     if again is None or not again.points:
@@ -118,14 +120,8 @@ def _from_rerun(case: Case) -> Sign | None:
             f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) differs by "
             f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}"
         ),
-        _fix(case),
+        _fix_of_clipping(case),
     )
-
-
-def _may_be_clipped(case: Case) -> bool:
-    """Return whether something differs that a simpler model does not explain: clipped gradients have any factor."""
-    explanation = case.explanation
-    return bool(explanation.unexplained or explanation.weighted) or not explanation.fits or _has_tiny_factor(case)
 
 
 def _has_tiny_factor(case: Case) -> bool:
@@ -146,7 +142,7 @@ def _from_norms(case: Case) -> Sign | None:
                     f"In step {fit.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: "
                     "the limit"
                 ),
-                _fix(case),
+                _fix_of_clipping(case),
             )
     return None
 
@@ -174,7 +170,7 @@ def _beside_others(case: Case) -> Sign | None:
                 f"In step {first} the replicas have different gradients, but each has the same norm as that of one "
                 f"device, {limit:.5g}: the limit"
             ),
-            _fix(case),
+            _fix_of_clipping(case),
         )
     return None
 
@@ -203,7 +199,7 @@ def _by_hand(case: Case) -> Sign | None:
     objectives = [point for point in case.base.objectives if point.step == first]
     if not objectives or any(point.exceeds for point in objectives):
         return None
-    agrees = rebase_on_replicas_apart(case, first)
+    agrees = rebase_on_replay(case, first)
     if agrees is None:
         return None
     return Sign(
@@ -232,7 +228,7 @@ def _behind(case: Case) -> Sign | None:
             f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
             f"optimizer change by {100 * most:.3g}% (L2); {REPLAY} clips them too"
         ),
-        _fix(case),
+        _fix_of_clipping(case),
     )
 
 
@@ -240,7 +236,7 @@ def _whole(gradients: Mapping[str, Floats]) -> float:
     return float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values()))) or 1.0
 
 
-def _fix(case: Case) -> str:
+def _fix_of_clipping(case: Case) -> str:
     """Return the fix for what the program clips by: the sum must be clipped in the same way."""
     if case.facts.distributed:
         return _BY_THE_OPTIMIZER
@@ -263,4 +259,135 @@ _SUMMARY = "Each replica clips its own gradient before the gradients are summed.
 
 _BLAME = (operations("given", "norm"), made("given", "optimizer", clips=True), between("given"))
 
-CLIP_BEFORE_REDUCE = Cause("clip-before-reduce", _search, behind=_behind, blame=_BLAME)
+CLIP_BEFORE_REDUCE = Cause("clip-before-reduce", _search_clipping, behind=_behind, blame=_BLAME)
+
+
+def _search_accumulation(case: Case) -> Sign | None:
+    for optimizer in case.base.runs.optimizers:
+        ours, theirs = case.base.runs.batches(optimizer)
+        if ours != theirs:
+            count = f"{ours} on {case.num_replicas} replicas, {theirs} on one device"
+            fits = [fit for fit in case.explanation.fits if fit.optimizer == optimizer]
+            sign = _added_up(case, fits, ours / theirs, count) or _decayed(case, fits, count)
+            sign = sign or _changed(case, optimizer, ours / theirs, count)
+            if sign is not None:
+                return sign
+    return None
+
+
+def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | None:
+    """Check whether the step grows with the number of its batches."""
+    if not fits or any(abs(fit.scale / ratio - 1) > ROUND or fit.shares or fit.replicated for fit in fits):
+        return None
+    case.explain_fits(fits, lambda point: abs(point.factor / ratio - 1) < 10 * ROUND)
+    return Sign(
+        f"Gradients of several batches are summed for one update and not divided by the number of batches: {count}.",
+        (
+            f"gradient / gradient of one device = {as_factor(ratio)} for all variables in {steps_in_words(fits)}, the ratio "
+            f"of the numbers of batches; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
+            "the noise floor"
+        ),
+    )
+
+
+def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
+    """Check whether a term that does not depend on examples is added once for each batch."""
+    if not fits or any(not fit.decay or fit.shares or abs(fit.scale - 1) > ROUND for fit in fits):
+        return None
+    case.explain_fits(fits)
+    names = names_in_words(list(dict.fromkeys(name for fit in fits for name in fit.decay)))
+    return Sign(
+        f"A regularization or decay is added once for each batch of an update: {count}.",
+        (
+            f"In {steps_in_words(fits)} the gradient of {names} is that of one device plus a multiple of the weights; "
+            f"without this multiple the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor"
+        ),
+    )
+
+
+def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | None:
+    """Check whether the loss of a step agrees and its gradients do not."""
+    step = case.base.first_step("gradient", "weight")
+    if (optimizer, step) not in case.explanation.unexplained and not any(
+        (fit.optimizer, fit.step) == (optimizer, step) for fit in case.explanation.weighted
+    ):
+        return None
+    assert step is not None
+    pairs = case.base.runs.pairs(optimizer)
+    here, there = (objective(of_run) for of_run in pairs[step])
+    if here is None or not there or min(abs(here / there - 1), abs(here / there / ratio - 1)) > ROUND:
+        return None
+    again = case.switched("no-clipping") if case.facts.clips else None
+    evidence = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
+    if again is not None and again.is_equivalent_but_for_kinks:
+        case.rebase(again, "no-clipping")
+        evidence += "; with clipping switched off in both runs everything agrees"
+    else:
+        case.cut(step, "each batch of an update is changed on its own")
+    return Sign(
+        f"Each batch of an update is changed on its own (clipped, normalized) before the batches are summed: {count}.", evidence
+    )
+
+
+ACCUMULATION = Cause(
+    "accumulation",
+    _search_accumulation,
+    blame=(operations("given", "norm"), operations("sum", "norm"), operations("loss", "mean", "scale"), between("given")),
+)
+
+
+def _of_values(case: Case) -> Sign | None:
+    """Check whether the program adds up the values of a sparse gradient, whose rows on each replica are others."""
+    out = [
+        p for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.measure.key.tensor in case.facts.values_added
+    ]
+    first = min(out, key=lambda point: point.step, default=None)
+    if first is None or first.step != case.base.first_step("gradient"):
+        return None
+    tensor, step = first.measure.key.tensor, first.step
+    case.explain(lambda point: point.measure.key.tensor == tensor or point.step > step)
+    return Sign(
+        f"The values of a sparse gradient ({tensor}) are added up over the replicas, and the rows they belong to are not.",
+        (
+            f"The step gives the values of a tf.IndexedSlices to all_reduce; in step {step} the gradient of {tensor} differs "
+            f"by {first.ratio:.0f}x the noise floor"
+        ),
+        _OF_VALUES,
+        blame=[operations("sum", "all_reduce"), between("given")],
+    )
+
+
+def _of_the_optimizer(case: Case) -> Sign | None:
+    """Check whether gradients agree, and only weights with sparse gradients differ, from their first step on."""
+    apart, before = case.base.first_step("weight"), case.base.first_step("gradient")
+    if apart is None or (before is not None and before <= apart):
+        return None
+    out = [p for p in case.base.exceeding if p.step == apart and p.measure.key.kind == "weight"]
+    optimizer = out[0].measure.key.optimizer
+    steps = complete(case.base.runs.topology, optimizer)
+    if apart >= len(steps):
+        return None
+    sparse = {name for local in steps[apart].values() for name, array in local.gradients.items() if array.rows is not None}
+    tensors = sorted({point.measure.key.tensor for point in out})
+    if not set(tensors) <= sparse:
+        return None
+    agreeing = {p.measure.key.tensor for p in case.base.points if p.step == apart and p.measure.key.kind == "weight"}
+    case.explain_update(apart)
+    worst = max(out, key=lambda point: point.ratio)
+    return Sign(
+        f"The optimizer updates {tensors[0]} from a sparse gradient that has a row once for each replica that looked it up.",
+        (
+            f"in step {apart} all gradients agree; of {len(agreeing)} weights only {len(tensors)} with a sparse "
+            f"gradient (tf.IndexedSlices) differ: {', '.join(tensors[:3])}, by {worst.ratio:.0f}x the noise floor"
+        ),
+    )
+
+
+_OF_VALUES = "If the program adds up the values itself"
+
+# What examples look up comes as often on one device; what they share comes once for each replica.
+SPARSE_GRADIENT = Cause(
+    "sparse-gradient",
+    lambda case: _of_values(case) or _of_the_optimizer(case),
+    blame=(operations("loss", "looks-up-the-same", "looks-up"),),
+)

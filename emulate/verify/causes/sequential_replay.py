@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from emulate.verify.arithmetic import are_equal
 from emulate.verify.case import Case
-from emulate.verify.causes.variable_aggregation import is_assigned
+from emulate.verify.causes.updates import is_assigned
 from emulate.verify.compare import Comparison, explains_up_to
 
 REPLAY = "one device that processes the replicas one after the other (sequential replay)"
@@ -29,7 +29,7 @@ def is_possible(case: Case) -> bool:
     return case.num_replicas > 1 and ledger is not None and (ledger.grows or ledger.first_apart in (None, ledger.num_steps))
 
 
-def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = True) -> str | None:
+def rebase_on_replay(case: Case, step: int, *, grouping_matters: bool = True) -> str | None:
     """Judge on a reference that computes as the replicas do, each for itself, where it explains a step's gradients.
 
     Args:
@@ -52,7 +52,7 @@ def rebase_where_turns_matter(case: Case, step: int) -> str | None:
     """Rebase if the order of replicas matters: what one does changes what the next one does.
 
     Args:
-        case: As in `rebase_on_replicas_apart`.
+        case: As in `rebase_on_replay`.
         step: As there.
 
     Returns:
@@ -71,7 +71,7 @@ def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
     """Rebase if each replica's number matters.
 
     Args:
-        case: As in `rebase_on_replicas_apart`.
+        case: As in `rebase_on_replay`.
         step: As there.
 
     Returns:
@@ -84,7 +84,7 @@ def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Replay:
     """Hold how one device on the replicas' examples must sum to explain a step; `first`: for the first update only."""
 
     switch: str
@@ -92,13 +92,15 @@ class _Found:
     comparison: Comparison
 
 
-def _explaining(case: Case, step: int, kind: str = "") -> _Found | None:
+def _explaining(case: Case, step: int, kind: str = "") -> _Replay | None:
     if not is_possible(case):
         return None
-    for switch, first in itertools.product(_sums(case), _of_first_alone(case)):
+    by_tapes = "tape" in case.topology.optimizers
+    sums = (*_SUMS * (not by_tapes), *_SUMS_AT_TAPES * (by_tapes or bool(case.facts.clipped_by)))
+    for switch, first in itertools.product(sums, _of_first_alone(case)):
         again = _apart(case, f"{switch}{kind}", step, first)
         if again is not None and explains_up_to(again, step, case.base):
-            return _Found(switch, first, again)
+            return _Replay(switch, first, again)
     return None
 
 
@@ -106,7 +108,7 @@ def _explains(case: Case, switch: str, step: int, first: bool) -> bool:
     return explains_up_to(_apart(case, switch, step, first), step, case.base)
 
 
-def _rebase(case: Case, step: int, way: _Found) -> str:
+def _rebase(case: Case, step: int, way: _Replay) -> str:
     again = way.comparison
     if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
@@ -161,12 +163,6 @@ def _first_out(case: Case, step: int) -> str:
     return next((name for name in case.topology.optimizers if name in unexplained), None) or next(
         p.measure.key.optimizer for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.step == step
     )
-
-
-def _sums(case: Case) -> tuple[str, ...]:
-    if "tape" in case.topology.optimizers:
-        return _SUMS_AT_TAPES
-    return _SUMS + (_SUMS_AT_TAPES if case.facts.clipped_by else ())
 
 
 def explains_a_sum(case: Case, step: int) -> bool:
