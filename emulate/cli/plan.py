@@ -121,7 +121,7 @@ def _record(program: Program, seconds: float, batch: int | None) -> Recorded:
     """Run a program for a few steps on one device and read what it recorded."""
     from emulate.plan import check_all_reduce, read_recorded
     from emulate.report import progress_on
-    from emulate.verify.record import record
+    from emulate.verify.api import record
 
     with tempfile.TemporaryDirectory(prefix="gpudist-plan-") as folder, progress_on() as progress:
         operations = Path(folder) / "operations" / "operations.json"

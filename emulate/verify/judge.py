@@ -9,17 +9,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from emulate.probe import Trace
-from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.compare import ONE_RUN
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import objective
-from emulate.verify.lines import located
-from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts, left_to_compare
-from emulate.verify.step_graph import step_graph
+from emulate.verify.gradients import aligned, kept, objective
+from emulate.verify.lines import located, step_graph
+from emulate.verify.measure import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples, StepGraph
 
 NEEDED = ("gradient", "weight", "loss")

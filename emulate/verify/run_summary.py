@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from emulate.probe import Trace
 from emulate.verify.causes.shared_files import SHARED_FILES
-from emulate.verify.outcome import Outcome
 from emulate.verify.recovery import Recovery
-from emulate.verify.result import RunResult
+from emulate.verify.result import Outcome, RunResult
 from emulate.verify.verdict import Run, StepsRun
 
 

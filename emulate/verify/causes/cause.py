@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
-from emulate.verify.fit import Fit
 from emulate.verify.lines import Blame, locate
 from emulate.verify.verdict import Finding, url_of
 

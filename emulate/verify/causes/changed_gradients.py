@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from emulate.verify.arithmetic import explain
-from emulate.verify.arrays import Floats, norm
+from emulate.verify.arithmetic import ROUND, Fit, explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Cause, Sign, as_factor, names_in_words, steps_in_words
 from emulate.verify.causes.sequential_replay import REPLAY, rebase_on_replay
 from emulate.verify.compare import compare
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import ROUND, Fit
-from emulate.verify.gradients import GradientView, objective
+from emulate.verify.gradients import Floats, GradientView, norm, objective
 from emulate.verify.lines import between, made, operations
 
 _SEEN = 1e-6

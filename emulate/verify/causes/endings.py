@@ -12,8 +12,8 @@ from emulate.program import shorten_traceback
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line, names_in_words, numbers
 from emulate.verify.lines import made, raised, stopped, stuck
-from emulate.verify.outcome import Outcome
 from emulate.verify.recovery import Recovery
+from emulate.verify.result import Outcome
 
 _LOST_PEER = re.compile(
     r"Connection reset by peer|tasks are unhealthy|failed to connect to all addresses|Socket closed|GOAWAY|heartbeat",

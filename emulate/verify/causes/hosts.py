@@ -14,10 +14,9 @@ from emulate.probe.held import TABLE
 from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line
-from emulate.verify.columns import shifted_columns
 from emulate.verify.compare import compare_enough
 from emulate.verify.compared_runs import complete
-from emulate.verify.ledgers import has_ended, hosts_of_rows, ledgers, parts_of_rows
+from emulate.verify.ledgers import has_ended, hosts_of_rows, ledgers, parts_of_rows, shifted_columns
 from emulate.verify.lines import made
 from emulate.verify.result import RunResult
 

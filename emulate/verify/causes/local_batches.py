@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulate.probe import CENTERED, SYNCHRONIZED
+from emulate.verify.arithmetic import Fit
 from emulate.verify.case import BY_SHARE, Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers, steps_in_words
 from emulate.verify.causes.sequential_replay import rebase_on_replay
 from emulate.verify.compare import Comparison, Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import Fit
 from emulate.verify.gradients import weight_of
 from emulate.verify.lines import made, operations
 

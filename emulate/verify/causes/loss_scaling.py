@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emulate.verify.arrays import aligned, norm
+from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, steps_in_words
 from emulate.verify.causes.sequential_replay import REPLAY, explains_a_sum, rebase_on_replay
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import ROUND, Fit
-from emulate.verify.gradients import names_of, objective, weight_of, weights_before
+from emulate.verify.gradients import aligned, names_of, norm, objective, weight_of, weights_before
 from emulate.verify.lines import between, operations
 
 _FIXES = "If the term has another form"

@@ -9,14 +9,11 @@ import numpy as np
 from emulate.probe import TAPES_JOINED
 from emulate.probe.trace import Trace
 from emulate.topology import Topology
-from emulate.verify.agreement import Disagreement
-from emulate.verify.arithmetic import factor_of_updates, one_factor
-from emulate.verify.arrays import Floats, aligned, largest
-from emulate.verify.case import Case
+from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
+from emulate.verify.case import Case, Disagreement
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import ROUND
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
+from emulate.verify.gradients import Floats, StepOfAll, aligned, gradients_of, largest, names_of, weight_of, weights_before
 from emulate.verify.lines import Blame, made, operations
 
 _DEFAULT = "_DefaultDistributionStrategy"
@@ -93,7 +90,8 @@ def _search_initial(case: Case) -> Sign | None:
         return None
     name, m = first.measure.key.tensor, first.measure
     differs = f"the initial {name} differs by up to {m.error:.3g} ({m.in_print[0]}, {m.in_print[1]} on one device)"
-    if _is_of_each_host(case.untouched, name):
+    # The agreement of replicas covers trained variables alone.
+    if len({values[name].digest for values in case.untouched.variables("initial").values() if name in values}) > 1:
         case.cut(0, f"the hosts start with different values of {name}")
         return Sign(
             f"The hosts start with different values of {name}, which no optimizer trains, and one device with another one.",
@@ -103,11 +101,6 @@ def _search_initial(case: Case) -> Sign | None:
         f"The run starts with other weights than one device ({name}), although the seeds are the same.",
         f"{differs}; two runs on one device agree",
     )
-
-
-def _is_of_each_host(trace: Trace, name: str) -> bool:
-    """Return whether hosts have different initial values of a variable; the replicas' agreement covers trained ones."""
-    return len({values[name].digest for values in trace.variables("initial").values() if name in values}) > 1
 
 
 def _search_missing_sum(case: Case) -> Sign | None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulate.probe.trace import Array
-from emulate.verify.arrays import is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.hosts import tables_apart
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of
+from emulate.verify.gradients import StepOfAll, gradients_of, is_numeric, names_of, state_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import parts_of_rows
 from emulate.verify.lines import made, operations, seeded_apart

@@ -10,8 +10,8 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.causes.randomness import drifted
 from emulate.verify.lines import made
-from emulate.verify.meetings import Met
 from emulate.verify.repeats import differing, initial
+from emulate.verify.result import Met
 
 _OF_HDF5 = re.compile(r"unable to (?:un)?lock file|unable to truncate a file which is already open", re.IGNORECASE)
 """HDF5's errors about a file that another process has open. They do not name the file."""

@@ -11,16 +11,14 @@ import numpy as np
 
 from emulate.digits import told_apart
 from emulate.probe.trace import StoredArray, Trace
-from emulate.verify.arithmetic import factor_of_updates, one_factor
-from emulate.verify.arrays import Floats, aligned, is_numeric
+from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.case import RATE, Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, numbers
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import ROUND
-from emulate.verify.gradients import names_of, state_before, state_of, weight_of, weights_before
+from emulate.verify.gradients import Floats, aligned, is_numeric, names_of, state_before, state_of, weight_of, weights_before
 from emulate.verify.lines import made, operations
-from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts
+from emulate.verify.measure import changed_in_the_end, ends_of_hosts
 from emulate.verify.noise import Key
 
 _LARGEST_PART = 64

@@ -17,9 +17,8 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import plain_text, read_text
 from emulate.verify.causes.endings import LIMITS
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.outcome import Outcome
-from emulate.verify.result import RunResult
-from emulate.verify.watch import RunWatch
+from emulate.verify.processes import RunWatch
+from emulate.verify.result import Outcome, RunResult
 from tests.emulate.verify.cases import Folder, codes
 
 

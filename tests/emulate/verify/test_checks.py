@@ -13,7 +13,7 @@ import emulate
 from emulate.errors import Unavailable
 from emulate.probe import Trace, TraceWriter
 from emulate.topology import Topology
-from emulate.verify import room
+from emulate.verify import checks
 
 FOUR = Topology.parse("1x4")
 
@@ -30,9 +30,9 @@ def _with_free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 
 def test_all_traces_together_take_half_of_the_free_disk_at_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _with_free_disk(monkeypatch, 1 << 30)
-    assert room.trace_budget(tmp_path, [FOUR]) * 14 <= 1 << 29
+    assert checks.trace_budget(tmp_path, [FOUR]) * 14 <= 1 << 29
     _with_free_disk(monkeypatch, 1 << 50)
-    assert room.trace_budget(tmp_path, [FOUR]) == room.MOST_PER_HOST
+    assert checks.trace_budget(tmp_path, [FOUR]) == checks.MOST_PER_HOST
 
 
 def test_too_little_disk_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_too_little_disk_is_said_before_anything_runs(monkeypatch: pytest.Monkey
 def test_a_topology_too_large_for_the_memory_is_refused_with_the_numbers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(room, "free_memory", lambda: 2 << 30)
+    monkeypatch.setattr(checks, "free_memory", lambda: 2 << 30)
     script = tmp_path / "train.py"
     script.write_text("raise AssertionError('it ran')")
     with pytest.raises(
@@ -55,7 +55,7 @@ def test_a_topology_too_large_for_the_memory_is_refused_with_the_numbers(
     ):
         emulate.verify(script, "32x8")
     large = Topology.parse("32x8")
-    assert list(room.lack_of_memory([FOUR, large, Topology.parse("4x8")])) == [large]
+    assert list(checks.lack_of_memory([FOUR, large, Topology.parse("4x8")])) == [large]
 
 
 def test_beyond_the_budget_gradients_and_weights_are_sampled(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_in_a_container_files_that_were_read_leave_room(
 ) -> None:
     for name, text in (("limit", "1000"), ("use", "900"), ("statistics", statistics)):
         (tmp_path / name).write_text(text)
-        monkeypatch.setattr(room, {"limit": "_LIMITS", "use": "_USES"}.get(name, "_STATISTICS"), (str(tmp_path / name),))
-    assert room.free_memory() == free
+        monkeypatch.setattr(checks, {"limit": "_LIMITS", "use": "_USES"}.get(name, "_STATISTICS"), (str(tmp_path / name),))
+    assert checks.free_memory() == free
 
 
 def test_without_a_limit_of_the_container_the_machines_memory_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "limit").write_text("max")
-    monkeypatch.setattr(room, "_LIMITS", (str(tmp_path / "limit"),))
-    assert room.free_memory() > 1000
+    monkeypatch.setattr(checks, "_LIMITS", (str(tmp_path / "limit"),))
+    assert checks.free_memory() > 1000
