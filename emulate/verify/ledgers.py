@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from emulate.probe.examples import joined, row_names
+from emulate.probe.recorder import joined, row_names
 from emulate.probe.trace import Step, StoredArray, Trace
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import (

@@ -14,18 +14,15 @@ from typing import Any
 import numpy as np
 
 from emulate.probe.batch_norm import permutation, shares_of
-from emulate.probe.examples import joined
-from emulate.probe.following_gradients import Following
-from emulate.probe.functions.joint import Key, Values
-from emulate.probe.functions.state import State
-from emulate.probe.functions.step_function import Fetched, StepFunction
+from emulate.probe.functions.parts import State
+from emulate.probe.functions.step_function import Fetched, Key, StepFunction, Values
+from emulate.probe.gradient_changes import Following, Pairs, RoundedGradients
 from emulate.probe.plan import ProbePlan
-from emulate.probe.recorder import Record
+from emulate.probe.recorder import Record, joined
 from emulate.probe.recording import Recording
 from emulate.probe.replay import Rows
-from emulate.probe.rounding import Pairs, RoundedGradients
 from emulate.probe.trace import Array, Step, Trace, Variable
-from emulate.probe.trace_writer import TraceWriter
+from emulate.probe.trace_files import TraceWriter
 
 _SAME = 1e-3
 """Largest relative L2 difference between a step's recorded gradients and those of its function: rounding is far below."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.probe import common_input
-from emulate.probe.examples import row_names
+from emulate.probe.recorder import row_names
 from emulate.probe.trace import Array, Step
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulate.probe.held import TABLE
+from emulate.probe.captured_constants import TABLE
 from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line

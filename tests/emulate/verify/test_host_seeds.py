@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.probe.random_streams import Streams
 from emulate.probe.recording import Recording
-from emulate.probe.streams import Streams
 from emulate.probe.trace import Trace
 from emulate.topology import Topology
 from emulate.verify.case import Case

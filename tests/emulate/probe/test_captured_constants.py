@@ -55,7 +55,7 @@ def test_constants_of_the_step_and_what_it_closes_over_are_told_by_host(recorded
     assert set(held[0]) == set(held[1])
     apart = {place.partition("|")[2]: place for place in held[0] if held[0][place] != held[1][place]}
     assert set(apart) == {"float32|number", "float32|6", "int64|"}
-    assert apart["float32|number"].startswith("test_held.py:")
+    assert apart["float32|number"].startswith("test_captured_constants.py:")
     assert apart["float32|6"] == "|float32|6"
     assert [held[host][apart["float32|number"]][0] for host in (0, 1)] == ["1.25", "2.25"]
     assert held[1][apart["float32|6"]][0].startswith("1, 2, 3, ... (shape [40, 6], ")
@@ -98,7 +98,7 @@ def _with_a_vocabulary_of_its_own() -> None:
 def test_tables_and_numbers_that_rows_are_made_with_are_told_by_host(recorded: Any) -> None:
     trace = recorded(_with_a_vocabulary_of_its_own, "2x1", steps=2)
     mapped = {host: event["mapped"] for host, event in trace.of("program")}
-    (table,) = (place for place in mapped[0] if place.startswith("test_held.py:") and "|table|string to int64" in place)
+    (table,) = (place for place in mapped[0] if place.startswith("test_captured_constants.py:") and "|table|string to int64" in place)
     line = table.partition("|")[0]
     assert [mapped[host][f"{line}|float32|number"] for host in (0, 1)] == [["0.5"], ["1.5"]]
     assert [mapped[host][table][0].partition(" (")[0] for host in (0, 1)] == ["a for 1, b for 2", "b for 1, a for 2"]

@@ -2,8 +2,8 @@
 
 Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted nor a
 sharded batch would draw the same. So a draw of shape [rows, ...] is replaced by one that depends on the seed, the place in the
-program and the contents of the row alone (draw_keys.py); a draw without the batch's leading dimension by one of seed and place.
-What the program draws by itself is made besides and recorded, so that one run shows both. Only what replicas draw for
+program and the contents of the row alone (random_streams.py); a draw without the batch's leading dimension by one of seed and
+place. What the program draws by itself is made besides and recorded, so that one run shows both. Only what replicas draw for
 something else than rows (a coin for the whole batch, its negatives, the noise of a gradient) can make a difference that is gone
 then: for it a run is made with own draws, which shows whether the replicas draw the same (`judge.py` says so).
 """
@@ -18,11 +18,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from emulate.probe import body as bodies
-from emulate.probe import distributions, upstream
-from emulate.probe.draw_keys import RowKeys, mixed
+from emulate.probe import random_streams, upstream
+from emulate.probe import replica_call as bodies
 from emulate.probe.lines import note
 from emulate.probe.point import around, caller
+from emulate.probe.random_streams import RowKeys, mixed
 from emulate.probe.reports import program_caller
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _draw(probe: Probe, distribution: str, original: Any, body: bodies.Body, pla
 
     template = original(*args, **kwargs)
     # A few whole numbers may be the same on replicas by chance.
-    may_be_same = distribution in distributions.WHOLE or not template.dtype.is_floating
+    may_be_same = distribution in random_streams.WHOLE or not template.dtype.is_floating
     _observe(probe, body, place, template, _sample(template, body.number if may_be_same else None))
     _count_rows(probe, body, template, place)
     if probe.plan.own_draws:
@@ -86,7 +86,7 @@ def _draw(probe: Probe, distribution: str, original: Any, body: bodies.Body, pla
         drawn = _categorical(probe, body, template, place, given)
     else:
         drawn = _keyed(probe, body, template, place, distribution, given)
-    return tf.identity(drawn, distributions.DRAWN)
+    return tf.identity(drawn, random_streams.DRAWN)
 
 
 def _draw_whole(probe: Probe, replace: Any, original: Any, body: bodies.Body, place: int, args: Any, kwargs: Any) -> Any:
@@ -258,9 +258,9 @@ def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribut
     import tensorflow as tf
 
     for_rows = template.shape.rank != 0 and not _is_of_a_weight(body, template, place)
-    shape, columns = tf.shape(template), distributions.COLUMNS.get(distribution)
+    shape, columns = tf.shape(template), random_streams.COLUMNS.get(distribution)
     bits = _bits(probe, body, template, tf.concat([shape, [columns]], 0) if columns else shape, place, for_rows=for_rows)
-    drawn = distributions.made_of(bits, distribution, given, template.dtype)
+    drawn = random_streams.draws_made_of(bits, distribution, given, template.dtype)
     drawn.set_shape(template.shape)
     return drawn
 
@@ -271,7 +271,7 @@ def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, giv
 
     logits = tf.cast(given["logits"], tf.float32)
     shape = tf.concat([tf.shape(template), tf.shape(logits)[1:]], 0)
-    uniform = distributions.uniform(_bits(probe, body, template, shape, place)) * (1.0 - 2e-7) + 1e-7
+    uniform = random_streams.uniform(_bits(probe, body, template, shape, place)) * (1.0 - 2e-7) + 1e-7
     drawn = tf.argmax(logits[:, None, :] - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=template.dtype)
     drawn.set_shape(template.shape)
     return drawn

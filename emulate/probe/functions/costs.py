@@ -1,15 +1,25 @@
-"""Find the peak of live bytes of a step: replay its graph in the order of TensorFlow's executor."""
+"""Count the floating-point operations of a recorded step, and the peak of the bytes that it keeps in memory on one device.
+
+The operations are those of products and convolutions, which decide the time of a step. For the bytes its graph is replayed in
+the order of TensorFlow's executor.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from emulate.probe.functions.parts import State, fixed_batches
+from emulate.probe.functions.step_function import StepFunction
+from emulate.probe.trace import Trace
 
 Size = NDArray[np.float64]
 """Bytes of a buffer: what does not depend on the batch; of each example; of it what is float32."""
@@ -33,7 +43,7 @@ _CHEAP = "Const ExpandDims Identity NoOp Placeholder Rank ReadVariableOp Reshape
 """Operations that come before all others: their kernels return false in IsExpensive(), or read a variable.
 
 TensorFlow may read a variable later: the graph does not tell in which order operations without inputs come."""
-_WITH_FUNCTIONS = "Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile While"
+_WITH_BODIES = "Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile While"
 """Operations that call functions, whose tensors are not in the graph."""
 
 
@@ -65,7 +75,7 @@ class LiveBytes:
         self._operations = [op for op in graph.get_operations() if op.type != "IdentityN"]
         self._gradients = {_origin(tensor) for op in self._operations for tensor in op.outputs if tensor.name in gradients}
         self._in_place, self._same_buffer = frozenset(_IN_PLACE.split()), frozenset(_SAME_BUFFER.split())
-        self.uncounted = {op.type for op in self._operations if op.type in _WITH_FUNCTIONS.split()}
+        self.uncounted = {op.type for op in self._operations if op.type in _WITH_BODIES.split()}
         self._sizes: dict[Any, Size] = {}
         others = {} if other is None else {op.name: op.outputs for op in other[0].get_operations()}
         more = 0 if other is None else other[1] - examples
@@ -221,3 +231,169 @@ def highest(moments: NDArray[np.float64]) -> list[list[float]]:
         if all(other[1] < each or other[1] - other[2] / 2 < each - floats / 2 for other in kept):
             kept.append([fixed, each, floats])
     return kept[::-1]
+
+
+Step = tuple[StepFunction, Sequence[Sequence[int]]]
+"""A function, and the shapes of its examples."""
+
+
+def step_memory(steps: Sequence[Step], others: Sequence[Step], state: State) -> dict[str, Any]:
+    """Return what functions and variables of a run keep in memory, in bytes.
+
+    Args:
+        steps: The functions of the steps.
+        others: The same with another batch; nothing where that is not known.
+        state: The variables of all steps.
+
+    Returns:
+        `weights`, `other_variables`, `static`; `inputs`: what does not depend on the batch, and of each example; `peaks` on one
+        device and `reduced_peaks` on several: for the moments that may be the peak of a batch what else lives then (`highest`);
+        `scales`: whether other batches are known; `uncounted`: types of operations with tensors of unknown size.
+    """
+    replays = [_replay_step(step, others[place] if others else None) for place, step in enumerate(steps)]
+    sizes = {number: float(np.prod(variable.shape)) * variable.dtype.size for number, variable in state.variables.items()}
+    weights = {number for function, _ in steps for number in function.variables.values()}
+    peaks, reduced = (np.concatenate([replay.moments(reduced=several) for replay in replays]) for several in (False, True))
+    return {
+        "weights": sum(size for number, size in sizes.items() if number in weights),
+        "other_variables": sum(size for number, size in sizes.items() if number not in weights),
+        "static": sum(float(replay.total("Const")[0]) for replay in replays),
+        "inputs": [sum(float(replay.total("Placeholder")[part]) for replay in replays) for part in (0, 1)],
+        "peaks": highest(peaks),
+        "reduced_peaks": highest(reduced),
+        "scales": all(replay.scales for replay in replays),
+        "uncounted": sorted({kind for replay in replays for kind in replay.uncounted}),
+    }
+
+
+def _replay_step(step: Step, other: Step | None) -> LiveBytes:
+    function, shapes = step
+    whole, examples = function.graph(shapes, is_whole=True), shapes[0][0]
+    if other is None or other[1][0][0] == examples:
+        return LiveBytes(whole, examples, None, function.gradient_names)
+    graph = other[0].graph(other[1])
+    return LiveBytes(whole, examples, (graph, other[1][0][0]), function.gradient_names)
+
+
+Shapes = Sequence[Sequence[int]]
+_CALLING_FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf")
+"""Operations that call functions, whose operations are not in the graph. A loop's number of turns is not known besides."""
+
+
+def count_operations(source: Path, half: Path | None = None) -> dict[str, Any]:
+    """Count the operations of the forward and backward pass of a run's first step, and what the whole step keeps in memory.
+
+    Args:
+        source: The folder of a run on one device that kept its functions.
+        half: The same of a run with half the batch, for a program whose graphs have a fixed batch.
+
+    Returns:
+        `flops`, a multiplication and an addition as two; `kernels`, the number of operations with an input; under `uncounted`
+        the types of operations that call functions or whose shapes are not known; and `memory` (`step_memory`).
+    """
+    state, flops, kernels, uncounted = State(source), 0.0, 0, set()
+    steps = _steps(source, state)
+    for function, shapes in steps:
+        graph = function.graph(shapes)
+        counted, missing = _of_graph(graph)
+        flops += counted
+        uncounted |= missing
+        kernels += sum(len(operation.inputs) > 0 for operation in graph.get_operations())
+    memory = step_memory(steps, _with_another_batch(source, half, steps), state)
+    return {"flops": flops, "kernels": kernels, "uncounted": sorted(uncounted), "memory": memory}
+
+
+def _steps(source: Path, state: State) -> list[Step]:
+    """Return the function of each optimizer's first step."""
+    trace = Trace(source)
+    numbers = {event["optimizer"]: event["function"] for _, event in reversed(trace.of("step"))}
+    first = {numbers[name]: next(iter(trace.steps(name)[0].values())) for name in trace.optimizers}
+    shapes = {number: [array.shape for array in step.inputs if array is not None] for number, step in first.items()}
+    return [(StepFunction(source, number, state), shapes[number]) for number in first]
+
+
+def _with_another_batch(source: Path, half: Path | None, steps: Sequence[Step]) -> list[Step]:
+    if half is not None:
+        others = _steps(half, State(half))
+        return others if len(others) == len(steps) else []
+    if fixed_batches(Trace(source)):
+        return []
+    return [(function, [[2 * shape[0], *shape[1:]] for shape in shapes]) for function, shapes in steps]
+
+
+def _of_graph(graph: Any) -> tuple[float, set[str]]:
+    flops, uncounted = 0.0, set()
+    for operation in graph.get_operations():
+        if operation.type in _CALLING_FUNCTIONS:
+            uncounted.add(operation.type)
+        elif operation.type in _PRODUCTS:
+            shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
+            try:
+                flops += 2.0 * _PRODUCTS[operation.type](operation, [shape.as_list() for shape in shapes])
+            except (TypeError, ValueError):  # a dimension or a rank that the graph does not know
+                uncounted.add(operation.type)
+    return flops, uncounted
+
+
+def _of_matmul(operation: Any, shapes: Shapes) -> int:
+    """Return the size of the result times the length of the sum."""
+    name = "transpose_a" if operation.type == "MatMul" else "adj_x"
+    return math.prod(shapes[-1]) * shapes[0][-2 if operation.get_attr(name) else -1]
+
+
+def _of_convolution(operation: Any, shapes: Shapes) -> int:
+    """Return the size of the result times that of the filter for one channel of it."""
+    return math.prod(shapes[-1]) * math.prod(shapes[1][:-1])
+
+
+def _of_gradient_of_input(operation: Any, shapes: Shapes) -> int:
+    """Return the work of the convolution itself, whose result has the shape of the third input."""
+    return math.prod(shapes[2]) * math.prod(shapes[1][:-1])
+
+
+def _of_gradient_of_filter(operation: Any, shapes: Shapes) -> int:
+    return math.prod(shapes[2]) * math.prod(shapes[-1][:-1])
+
+
+def _of_depthwise(operation: Any, shapes: Shapes) -> int:
+    """Return the size of the result times height and width of the filter."""
+    return math.prod(shapes[-1]) * math.prod(shapes[1][:2])
+
+
+def _of_gradient_of_depthwise_input(operation: Any, shapes: Shapes) -> int:
+    return math.prod(shapes[2]) * math.prod(shapes[1][:2])
+
+
+def _of_gradient_of_depthwise_filter(operation: Any, shapes: Shapes) -> int:
+    return math.prod(shapes[2]) * math.prod(shapes[-1][:2])
+
+
+def _of_einsum(operation: Any, shapes: Shapes) -> int:
+    """Return the product of the lengths of all indices; an ellipsis counts its dimensions in the first input."""
+    sizes: dict[str, int] = {}
+    terms = operation.get_attr("equation").decode().partition("->")[0].split(",")
+    for term, shape in zip(terms, shapes, strict=False):
+        before, dots, after = term.partition("...")
+        ends = len(shape) - len(after)
+        sizes |= dict(zip(before, shape, strict=False)) | dict(zip(after, shape[ends:], strict=True))
+        if dots:
+            sizes["..."] = max(sizes.get("...", 1), math.prod(shape[len(before) : ends]))
+    return math.prod(sizes.values())
+
+
+_PRODUCTS: dict[str, Callable[[Any, Shapes], int]] = {
+    "MatMul": _of_matmul,
+    "BatchMatMul": _of_matmul,
+    "BatchMatMulV2": _of_matmul,
+    "BatchMatMulV3": _of_matmul,
+    "Conv2D": _of_convolution,
+    "Conv3D": _of_convolution,
+    "Conv2DBackpropInput": _of_gradient_of_input,
+    "Conv3DBackpropInputV2": _of_gradient_of_input,
+    "Conv2DBackpropFilter": _of_gradient_of_filter,
+    "Conv3DBackpropFilterV2": _of_gradient_of_filter,
+    "DepthwiseConv2dNative": _of_depthwise,
+    "DepthwiseConv2dNativeBackpropInput": _of_gradient_of_depthwise_input,
+    "DepthwiseConv2dNativeBackpropFilter": _of_gradient_of_depthwise_filter,
+    "Einsum": _of_einsum,
+}

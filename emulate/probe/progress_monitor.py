@@ -1,20 +1,28 @@
-"""Track which collective each replica is in: counted in the graph, read by a thread, sent to the supervisor.
+"""Track which step and which collective each replica is in, and report both to the supervisor.
 
 A host waits for ever in a collective that a peer never enters. Two counters a replica (entered, left) and the number of the
-collective entered last are enough to see it from outside, whatever the Python side is doing.
+collective entered last are enough to see it from outside, whatever the Python side is doing. They are counted in the graph and
+read by a thread.
+
+Of a host that is not recorded, `Pulse` reports the last step and the last collective. Nothing is added to the program's steps
+but the counters of collectives; a thread looks at them, and at how many steps the optimizers say that they have made, a few
+times a second.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from emulate import graph_functions
-from emulate.probe.body import static_int
+from emulate.imports import when_imported
+from emulate.probe import point, upstream
 from emulate.probe.point import around
+from emulate.probe.replica_call import static_int
 
 POLL_SECONDS = 0.25
 
@@ -143,10 +151,10 @@ def install(listener: Listener) -> None:
     watch = CollectiveCounter(listener)
     cls = graph_functions.collective_launcher()
     for method in ("all_reduce", "_all_gather"):
-        _wrap(watch, cls, method)
+        _wrap_collective(watch, cls, method)
 
 
-def _wrap(watch: CollectiveCounter, cls: Any, method: str) -> None:
+def _wrap_collective(watch: CollectiveCounter, cls: Any, method: str) -> None:
     @around(cls, method)
     def collective(original: Any, self: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
         name = f"{method.strip('_')} {input_tensor.dtype.name}{list(input_tensor.shape)}"
@@ -157,3 +165,56 @@ def _wrap(watch: CollectiveCounter, cls: Any, method: str) -> None:
 def _number_in(device: str) -> int:
     """Return the local device's number: 3 for `/job:worker/replica:0/task:1/device:CPU:3`."""
     return int(str(device).rsplit(":", 1)[-1])
+
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+class Pulse:
+    """Send `progress`, `collective` and `site` events while a program runs.
+
+    Args:
+        send: Sends an event to the supervisor.
+        several_hosts: Whether collectives between hosts are to be watched.
+    """
+
+    def __init__(self, send: Send, *, several_hosts: bool) -> None:
+        self._send = send
+        self._several_hosts = several_hosts
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        self.num_steps = 0
+
+    def install(self) -> None:
+        """Watch the collectives and optimizers of TensorFlow, Keras and tf_keras, as soon as they are imported."""
+        point.listen(self._failed)
+        if self._several_hosts:
+            listener = Listener(self._send, lambda: self.num_steps)
+            when_imported("tensorflow", lambda: install(listener))
+        when_imported("keras", lambda: self._see(upstream.keras_optimizers()))
+        when_imported("tf_keras", lambda: self._see(upstream.legacy_optimizers()[1:]))
+
+    def _failed(self, at: str, error: Exception) -> None:
+        text = f"gpudist itself failed at {at} ({type(error).__name__}: {error}): it cannot tell how far the program is"
+        self._send({"event": "note", "code": at, "text": text})
+
+    def _see(self, methods: list[tuple[Any, str]]) -> None:
+        for cls, method in methods:
+            self._wrap(cls, method)
+
+    def _wrap(self, cls: Any, method: str) -> None:
+        @around(cls, method)
+        def apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._optimizers.add(optimizer)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="gpudist-pulse", daemon=True)
+                self._thread.start()
+            return original(optimizer, *args, **kwargs)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(POLL_SECONDS)
+            num_steps = max((upstream.steps_made(optimizer) for optimizer in list(self._optimizers)), default=0)
+            if num_steps != self.num_steps:
+                self.num_steps = num_steps
+                self._send({"event": "progress", "step": num_steps})

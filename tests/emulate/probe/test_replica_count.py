@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.cluster import Cluster, Preload
-from emulate.probe import Replay, told
-from emulate.probe.told import BatchOf
+from emulate.probe import Replay, interventions
+from emulate.probe.interventions import ReplicaCount
 
 numbers = st.integers(-50, 50) | st.floats(-50, 50, allow_nan=False)
 MULTIPLY: tuple[Callable[[Any, Any], Any], ...] = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)
@@ -25,21 +25,21 @@ COMPARE: tuple[Callable[[Any, Any], Any], ...] = (operator.eq, operator.ne, oper
 
 @given(numbers, st.integers(1, 64), st.sampled_from((*MULTIPLY, *COMPARE)))
 def test_whatever_python_makes_larger_with_it_is_as_large_as_on_the_replicas(other: Any, number: int, apply: Any) -> None:
-    assert apply(other, BatchOf(number)) == apply(other, number)
+    assert apply(other, ReplicaCount(number)) == apply(other, number)
     if other:
-        assert apply(BatchOf(number), other) == apply(number, other)
+        assert apply(ReplicaCount(number), other) == apply(number, other)
 
 
 @given(numbers, st.integers(1, 64))
 def test_what_it_divides_is_as_on_one_device(other: Any, number: int) -> None:
-    assert other / BatchOf(number) == other
-    assert np.float32(other) / BatchOf(number) == np.float32(other)
-    assert (np.array([other]) / BatchOf(number) == [other]).all()
+    assert other / ReplicaCount(number) == other
+    assert np.float32(other) / ReplicaCount(number) == np.float32(other)
+    assert (np.array([other]) / ReplicaCount(number) == [other]).all()
 
 
 @given(st.integers(1, 64))
 def test_it_counts_indexes_and_prints_like_the_number(number: int) -> None:
-    one = BatchOf(number)
+    one = ReplicaCount(number)
     assert (list(range(one)), f"{one} {one:03d}") == (list(range(number)), f"{number} {number:03d}")
     assert (math.sqrt(one), np.sqrt(one), np.zeros(one).shape) == (math.sqrt(number), np.sqrt(number), (number,))
     assert {number: "known"}[one] == "known"  # type: ignore[index]
@@ -57,7 +57,7 @@ def test_a_program_that_is_told_so_has_the_batch_of_all_and_the_loss_of_one_devi
         import keras
         import tensorflow as tf
 
-        told.install(Replay(Path(), batch_of=4))
+        interventions.install_numbers(Replay(Path(), batch_of=4))
         number = tf.distribute.get_strategy().num_replicas_in_sync
         x = tf.constant([8.0])
         rows = tf.constant([[1.0], [1.0]]), tf.constant([[3.0], [3.0]])
@@ -85,7 +85,7 @@ def test_a_program_that_is_told_of_workers_finds_them_in_its_environment_and_ten
         import tensorflow as tf
 
         os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["here:1"]}, "task": {"type": "worker", "index": 0}}'
-        told.install(Replay(Path(), workers=3))
+        interventions.install_numbers(Replay(Path(), workers=3))
         asked = [os.environ["TF_CONFIG"], os.environ.get("TF_CONFIG"), os.getenv("TF_CONFIG"), os.environ.copy()["TF_CONFIG"]]
         workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
         known = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
@@ -106,7 +106,7 @@ def test_without_tf_config_there_is_nothing_to_tell_of_workers(host: Any) -> Non
         import os
 
         os.environ.pop("TF_CONFIG", None)
-        told.install(Replay(Path(), workers=3))
+        interventions.install_numbers(Replay(Path(), workers=3))
         return os.environ.get("TF_CONFIG")
 
     assert host(look) is None

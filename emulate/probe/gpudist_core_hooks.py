@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from emulate.imports import when_imported
-from emulate.probe import draws, reports
+from emulate.probe import random_ops, reports
 from emulate.probe.point import around
 
 if TYPE_CHECKING:
@@ -59,4 +59,4 @@ def _see_draws(probe: Probe) -> None:
     randomness: Any = sys.modules[RANDOMNESS]
     randomness.rows_are_keyed = not probe.plan.own_draws
     probe.facts.own_draws = True
-    randomness.unwatched = draws.unwatched
+    randomness.unwatched = random_ops.unwatched
