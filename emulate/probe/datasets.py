@@ -100,7 +100,11 @@ def install_keras(probe: Probe, package: str) -> None:
         if cls.__module__.startswith(package):
             _wrap_fit(probe, cls)
     if package == upstream.KERAS_3:
-        _wrap_epoch_iterator(probe, upstream.epoch_iterator_class())
+
+        @around(upstream.epoch_iterator_class(), "__init__")
+        def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            probe.epochs.arrays_given(FirstEpoch(self.num_batches, upstream.partial_batch(self.data_adapter)))
 
 
 def _after_iter(cls: Any, tell: Callable[[Any], None]) -> None:
@@ -147,13 +151,6 @@ def _wrap_fit(probe: Probe, cls: Any) -> None:
         batches = (getattr(self, "params", None) or {}).get("steps")
         probe.epochs.fit_begins(None if batches is None else int(batches))
         return original(self, *args, **kwargs)
-
-
-def _wrap_epoch_iterator(probe: Probe, cls: Any) -> None:
-    @around(cls, "__init__")
-    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        probe.epochs.arrays_given(FirstEpoch(self.num_batches, upstream.partial_batch(self.data_adapter)))
 
 
 _SECONDS = 1.0

@@ -345,17 +345,14 @@ def _see_reductions(probe: Probe) -> None:
             return original(self, reduce_op, value, *args, **kwargs)
         probe.facts.joins_gradients = probe.facts.joins_gradients or body.takes_gradients
         if not (body.taped or body.layer_depth):
-            probe.facts.joins = probe.facts.joins or any(map(_is_of_numbers, tf.nest.flatten(value)))
+            # A tensor without a rank is a count or a sum of weights.
+            tensors = tf.nest.flatten(value)
+            probe.facts.joins = probe.facts.joins or any(is_floating(one) and bool(one.shape.rank) for one in tensors)
         if body.tape:
             _see_values(probe, body, value)
             ids = {id(gradient) for gradient in body.taken().values()}
             body.reduces = body.reduces or any(id(tensor) in ids for tensor in tf.nest.flatten(value))
         return probe.functions.reduced(functools.partial(original, self), body.taped, reduce_op, value, *args, **kwargs)
-
-
-def _is_of_numbers(value: Any) -> bool:
-    """Return whether it is more than a count or a sum of weights."""
-    return is_floating(value) and bool(value.shape.rank)
 
 
 def _see_casts(probe: Probe) -> None:

@@ -157,7 +157,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     try:
         result = proceed(applied)
     finally:
-        _release(marked)
+        _inside.difference_update(marked)
     # An optimizer of one's own, which gpudist_core gives the sum: each replica has its part of it.
     parts = upstream.replicas_summed(optimizer)
     kept = [(_part(gradient, parts), variable) for gradient, variable in recorded if is_floating(variable)]
@@ -179,11 +179,6 @@ def _part(gradient: Any, parts: int) -> Any:
 def is_applying(replica: int) -> bool:
     """Return whether an optimizer runs on a replica: what it assigns is its own."""
     return any(number == replica for _, number in _inside)
-
-
-def _release(marked: set[tuple[int, int]]) -> None:
-    for entry in marked:
-        _inside.discard(entry)
 
 
 def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
@@ -223,13 +218,10 @@ def install_tapes(probe: Probe) -> None:
         return _taken(probe, target, sources, lambda: original(self, target, sources, *args, **kwargs))
 
     for module in upstream.modules_with_gradients():
-        _wrap_function(probe, module)
 
-
-def _wrap_function(probe: Probe, module: Any) -> None:
-    @around(module, "gradients")
-    def gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        return _taken(probe, ys, xs, lambda: original(ys, xs, *args, **kwargs))
+        @around(module, "gradients")
+        def gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+            return _taken(probe, ys, xs, lambda: original(ys, xs, *args, **kwargs))
 
 
 def _taken(probe: Probe, target: Any, sources: Any, take: Callable[[], Any]) -> Any:

@@ -344,18 +344,14 @@ class Recording:
         if rowless is not None:
             self._write_step(rowless | run)
             return
-        self._flush_evaluations(replica)
+        for evaluation in self._pending.pop(replica, []):  # runs without a following apply
+            self.write({"event": "evaluation", "replica": replica, "rows": evaluation.get("rows", [])})
         objectives = _objective(record)
         run |= {"draws": _draws(record), "replica": replica, **objectives}
         if record.about.get("taped"):
             self._taped.add(replica, run, record.about.get("kept_by"))
         else:
             self._pending.setdefault(replica, []).append(run)
-
-    def _flush_evaluations(self, replica: int) -> None:
-        """Write runs without a following apply as evaluations."""
-        for run in self._pending.pop(replica, []):
-            self.write({"event": "evaluation", "replica": replica, "rows": run.get("rows", [])})
 
     def _report(self, record: Record) -> None:
         about = record.about

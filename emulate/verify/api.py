@@ -142,6 +142,8 @@ def verify(
     resolved = program if isinstance(program, Program) else Program.find(program, args)
     lacking = {**lack_of_memory(topologies), **choice.lacking}
     fitting = [topology for topology in topologies if topology not in lacking]
+    folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     settings = Settings(
         program=resolved,
         seed=seed,
@@ -151,7 +153,7 @@ def verify(
         network=network,
         all_reduce=all_reduce,
         precision=precision,
-        budget=trace_budget(_place(traces), fitting),
+        budget=trace_budget(existing, fitting),
         tf_config=any(topology.has_several_hosts for topology in fitting),
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
@@ -230,12 +232,6 @@ def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologi
 
 def _unavailable(topology: Topology, why: str) -> Run:
     return Run(topology=str(topology), verdict="unavailable", all_reduce="none", notes=(why,))
-
-
-def _place(traces: Path | None) -> Path:
-    """Return the nearest existing folder above the place of the traces."""
-    folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _meetings(started: StartedRuns) -> list[str]:

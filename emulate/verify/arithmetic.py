@@ -359,7 +359,7 @@ def _checked(views: Sequence[GradientView], fit: Fit, *, decays: bool = False) -
     decay: dict[str, Decay] = {}
     after = 0.0
     left = [(view, _weigh(view, fit.shares) / fit.scale - view.reference) for view in views]
-    for find in (_nothing, *((_fit_weights, _like_others) if decays else ())):
+    for find in (lambda *_: (0.0, 0.0), *((_fit_weights, _like_others) if decays else ())):
         open_ones = []
         for view, residual in left:
             fitted = find(view, residual, decay)
@@ -375,10 +375,6 @@ def _checked(views: Sequence[GradientView], fit: Fit, *, decays: bool = False) -
 
 def _terms(view: GradientView, decay: Decay) -> Floats | float:
     return decay[0] * view.weight + decay[1] * np.sign(view.weight) if view.weight is not None and any(decay) else 0.0
-
-
-def _nothing(view: GradientView, residual: Floats, decays: Mapping[str, Decay]) -> Decay:
-    return 0.0, 0.0
 
 
 def _like_others(view: GradientView, residual: Floats, decays: Mapping[str, Decay]) -> Decay | None:

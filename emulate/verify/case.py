@@ -96,21 +96,13 @@ BY_LOSS = "by-loss"
 _ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 
 
-def _nothing(*_: str) -> Rerun | None:
+def _nothing(*_: str) -> None:
     return None
 
 
 def _inputs(places: Sequence[int]) -> str:
     numbers = ", ".join(str(place + 1) for place in places)
     return f"input {numbers}" if len(places) == 1 else f"inputs {numbers}"
-
-
-def _not_made() -> RunResult | None:
-    return None
-
-
-def _no_trace() -> Trace | None:
-    return None
 
 
 class Case:
@@ -160,15 +152,15 @@ class Case:
         plain: Trace | None = None,
         source: Trace | None = None,
         same_seed: Trace | None = None,
-        repeat: Callable[[], Trace | None] = _no_trace,
+        repeat: Callable[[], Trace | None] = _nothing,
         untouched: Trace | None = None,
         rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = tuple,
         reported: Callable[[], Sequence[Trace]] = tuple,
-        own_seeds: Callable[[], RunResult | None] = _not_made,
-        own_hashes: Callable[[], RunResult | None] = _not_made,
+        own_seeds: Callable[[], RunResult | None] = _nothing,
+        own_hashes: Callable[[], RunResult | None] = _nothing,
         hash_places: Sequence[str] = (),
-        own_listing: Callable[[], RunResult | None] = _not_made,
+        own_listing: Callable[[], RunResult | None] = _nothing,
         listing_places: Sequence[str] = (),
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,

@@ -177,7 +177,9 @@ class Comparison:
     @cached_property
     def exceeding(self) -> tuple[Point, ...]:
         """Return what is more than rounding, in the order of computation."""
-        return tuple(sorted((p for p in self.points if p.exceeds), key=_order))
+        return tuple(
+            sorted((p for p in self.points if p.exceeds), key=lambda p: (p.step, _place(p.measure.key.kind), -p.ratio))
+        )
 
     @property
     def first(self) -> Difference | None:
@@ -300,11 +302,6 @@ class Comparison:
         return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)
 
 
-def _order(point: Point) -> tuple[int, int, float]:
-    kind = point.measure.key.kind
-    return (point.step, _place(kind), -point.ratio)
-
-
 def compare(
     reference: Trace,
     topology: Trace,
@@ -425,7 +422,9 @@ def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
 
 
 def _not_compared(runs: Runs) -> list[str]:
-    texts = [f"optimizer {name} (it steps only in the {_only(runs, name)})" for name in _apart(runs)]
+    known = set(runs.reference.optimizers)
+    lone = {name: "reference" if name in known else "topology" for name in sorted(known ^ set(runs.topology.optimizers))}
+    texts = [f"optimizer {name} (it steps only in the {where})" for name, where in lone.items()]
     for optimizer in runs.optimizers:
         for ours, theirs in runs.pairs(optimizer)[:1]:
             apart = set(names_of(ours)) ^ set(names_of(theirs))
@@ -443,14 +442,6 @@ def _not_compared(runs: Runs) -> list[str]:
     return texts + [
         f"{name} (over all steps before it, and the runs made different numbers of steps)" for name in of_other_steps(runs)
     ]
-
-
-def _apart(runs: Runs) -> list[str]:
-    return sorted(set(runs.reference.optimizers) ^ set(runs.topology.optimizers))
-
-
-def _only(runs: Runs, name: str) -> str:
-    return "reference" if name in runs.reference.optimizers else "topology"
 
 
 def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_noise: bool) -> list[str]:

@@ -119,7 +119,8 @@ class Seeding:
         @functools.wraps(original)
         def seed(*args: Any, **kwargs: Any) -> Any:
             is_first = not self._is_ours and generator not in self._known
-            tells = is_first and _is_a_seed(*args, *kwargs.values()) and is_untouched()
+            # Instead of a seed, None stands for the operating system's entropy.
+            tells = is_first and next(iter((*args, *kwargs.values())), None) is not None and is_untouched()
             result = original(*args, **kwargs)
             if tells:
                 self._known.add(generator)
@@ -127,11 +128,6 @@ class Seeding:
             return result
 
         setattr(module, name, seed)
-
-
-def _is_a_seed(value: object = None, *_: object) -> bool:
-    """Return whether a generator gets a seed; None stands for the operating system's entropy."""
-    return value is not None
 
 
 def _same_state(one: Any, other: Any) -> bool:

@@ -354,12 +354,8 @@ def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
 
 def _gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
     """Return the relative distance of the whole gradient."""
-    pairs = _gradients(ours, theirs)
+    pairs = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
     return _distance(pairs) / (_norm_of_all(reference for _, reference in pairs) or np.inf)
-
-
-def _gradients(ours: StepOfAll, theirs: StepOfAll) -> list[tuple[StoredArray | None, ...]]:
-    return [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
 
 
 def _norm_of_all(arrays: Iterable[StoredArray | None]) -> float:

@@ -222,8 +222,9 @@ class RunWatch:
         elif kind == "wrote":
             written = self._result.written
             written[event["path"]] = event["was_there"] or written.get(event["path"], False)
-        elif kind == "read":
-            self._read(event["path"], is_own=event["is_own"])
+        elif kind == "read":  # a file written by another host of the run is its own, too
+            path, read = event["path"], self._result.read
+            read[path] = (event["is_own"] or path in self._result.written) and read.get(path, True)
         elif kind == "saved":
             self._result.saved.setdefault(event["path"], set()).add(host)
         elif kind == "reached":
@@ -237,11 +238,6 @@ class RunWatch:
             self.late_setting = (event["name"], event["value"])
         elif kind == "note":
             self._note(event)
-
-    def _read(self, path: str, *, is_own: bool) -> None:
-        """Note that a host reads a file; a file written by another host of the run is its own, too."""
-        read, is_own = self._result.read, is_own or path in self._result.written
-        read[path] = is_own and read.get(path, True)
 
     def _note(self, event: Mapping[str, Any]) -> None:
         if event["code"] == ASKED_FOR_HOST:

@@ -355,15 +355,6 @@ def _of_gradient_of_filter(operation: Any, shapes: Shapes) -> int:
     return math.prod(shapes[2]) * math.prod(shapes[-1][:-1])
 
 
-def _of_depthwise(operation: Any, shapes: Shapes) -> int:
-    """Return the size of the result times height and width of the filter."""
-    return math.prod(shapes[-1]) * math.prod(shapes[1][:2])
-
-
-def _of_gradient_of_depthwise_input(operation: Any, shapes: Shapes) -> int:
-    return math.prod(shapes[2]) * math.prod(shapes[1][:2])
-
-
 def _of_gradient_of_depthwise_filter(operation: Any, shapes: Shapes) -> int:
     return math.prod(shapes[2]) * math.prod(shapes[-1][:2])
 
@@ -392,8 +383,9 @@ _PRODUCTS: dict[str, Callable[[Any, Shapes], int]] = {
     "Conv3DBackpropInputV2": _of_gradient_of_input,
     "Conv2DBackpropFilter": _of_gradient_of_filter,
     "Conv3DBackpropFilterV2": _of_gradient_of_filter,
-    "DepthwiseConv2dNative": _of_depthwise,
-    "DepthwiseConv2dNativeBackpropInput": _of_gradient_of_depthwise_input,
+    # the size of the result times height and width of the filter
+    "DepthwiseConv2dNative": lambda _, shapes: math.prod(shapes[-1]) * math.prod(shapes[1][:2]),
+    "DepthwiseConv2dNativeBackpropInput": lambda _, shapes: math.prod(shapes[2]) * math.prod(shapes[1][:2]),
     "DepthwiseConv2dNativeBackpropFilter": _of_gradient_of_depthwise_filter,
     "Einsum": _of_einsum,
 }

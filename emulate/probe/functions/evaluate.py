@@ -77,7 +77,9 @@ class _Evaluation:
         recording = Recording(writer, steps=None, send=lambda event: None)
         if not self._plan.perturb:
             self._copy_facts(writer)
-        self._start()
+        number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
+        function = self._function(number)
+        self._check(function, _rows(function, step), step)
         for function, shares in self._batches():
             for record in self._step(function, shares):
                 recording.handle(record)
@@ -86,12 +88,6 @@ class _Evaluation:
         recording.close("steps")
         _write_reports(self._source, writer, Trace(self._plan.trace))
         writer.close()
-
-    def _start(self) -> None:
-        """Check the functions."""
-        number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
-        function = self._function(number)
-        self._check(function, _rows(function, step), step)
 
     def _begin(self, function: StepFunction) -> None:
         """Begin with the plan's first values of the weights that no step has had before."""

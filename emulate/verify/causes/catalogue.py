@@ -7,44 +7,21 @@ from dataclasses import replace
 
 from emulate.errors import UsageError, did_you_mean
 from emulate.verify.case import Case
+from emulate.verify.causes import (
+    changed_gradients,
+    depends_on_replicas,
+    endings,
+    hosts,
+    local_batches,
+    loss_scaling,
+    randomness,
+    replicas,
+    reports,
+    samples,
+    shared_files,
+    updates,
+)
 from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, names_in_words
-from emulate.verify.causes.changed_gradients import ACCUMULATION, CLIP_BEFORE_REDUCE, SPARSE_GRADIENT
-from emulate.verify.causes.depends_on_replicas import (
-    CACHED_RANDOMNESS,
-    CROSS_REPLICA_TENSOR,
-    DEPENDS_ON_REPLICAS,
-    PYTHON_STATE,
-    STATIC_IN_GRAPH,
-    STATIC_SPLIT,
-)
-from emulate.verify.causes.endings import (
-    CHECKPOINT_NOT_RESTORED,
-    COLLECTIVE_MISMATCH,
-    COLLECTIVE_ORDER,
-    FRAMEWORK_LIMIT,
-    HOST_EXITED,
-    NOT_RECOVERED,
-    PYTHON_DEADLOCK,
-    RECOVERED_DIFFERENTLY,
-    UNEQUAL_STEPS,
-    WAITS_FOR_DATA,
-)
-from emulate.verify.causes.hosts import FILE_ORDER, HASH_ORDER, HOST_VALUES, UNSEEDED_HOSTS
-from emulate.verify.causes.local_batches import (
-    BATCHNORM,
-    BATCHNORM_CANCELLED,
-    IN_BATCH_NEGATIVES,
-    LOCAL_NORMALIZATION,
-    UNEVEN_BATCH,
-)
-from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING, LOSS_SCALING_OF_A_PART, REGULARIZATION
-from emulate.verify.causes.numerics import EMPTY_SHARD, NAN
-from emulate.verify.causes.randomness import IDENTICAL_AUGMENTATION, IDENTICAL_DROPOUT, UNSEEDED
-from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
-from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
-from emulate.verify.causes.samples import BATCH_SIZE, COUNTED, MISSING, REORDERED, REPEATED
-from emulate.verify.causes.shared_files import CHECKPOINT_CONFLICT, SHARED_FILES
-from emulate.verify.causes.updates import FINAL_WEIGHTS, UPDATE_SCALING, VARIABLE_AGGREGATION, is_assigned
 from emulate.verify.compare import Point
 from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
@@ -66,11 +43,9 @@ def _search_unexplained(case: Case) -> Sign | None:
     where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
     return Sign(
         f"From step {d.step} on the {where} differs, and no known cause explains it.",
-        (
-            f"error {d.error:.2g}, noise floor {d.noise:.2g} ({first.ratio:.0f}x); {len({p.measure.key for p in left})} "
-            f"of {len({p.measure.key for p in case.base.points})} compared values differ in some "
-            f"step{_assigned_too(case, d.step)}"
-        ),
+        f"error {d.error:.2g}, noise floor {d.noise:.2g} ({first.ratio:.0f}x); {len({p.measure.key for p in left})} "
+        f"of {len({p.measure.key for p in case.base.points})} compared values differ in some "
+        f"step{_assigned_too(case, d.step)}",
         _fix_of_unexplained(case, first),
         blame=_blame(case, first),
     )
@@ -97,7 +72,7 @@ def _blame(case: Case, first: Point) -> list[Blame]:
 
 def _assigned(case: Case, step: int) -> list[str]:
     """Return variables that the step assigns itself and that differ in the same step."""
-    points = (point for point in case.base.exceeding if point.step == step and is_assigned(case, point))
+    points = (point for point in case.base.exceeding if point.step == step and updates.is_assigned(case, point))
     return list(dict.fromkeys(point.measure.key.tensor for point in points))
 
 
@@ -133,10 +108,8 @@ def _unexplained_examples(case: Case) -> Sign | None:
     n = ledger.samples
     return Sign(
         f"From step {ledger.first_apart} on the examples differ from those of one device, and no known cause explains it.",
-        (
-            f"one device had none of {ledger.foreign} of {n.seen} examples. gpudist identifies an example by its "
-            "contents, so an augmentation that depends on the host or the position makes other examples"
-        ),
+        f"one device had none of {ledger.foreign} of {n.seen} examples. gpudist identifies an example by its "
+        "contents, so an augmentation that depends on the host or the position makes other examples",
         "If the examples differ",
         blame=[made("examples", "dataset function", "map", "shuffle", "batch", "distribute")],
     )
@@ -146,60 +119,60 @@ UNEXPLAINED = Cause("unexplained", _search_unexplained)
 
 
 _CAUSES: tuple[Cause, ...] = (
-    SHARED_FILES,  # where runs change each other nothing else is told by what they did
-    FRAMEWORK_LIMIT,
-    HOST_EXITED,
-    UNEQUAL_STEPS,
-    COLLECTIVE_ORDER,
-    COLLECTIVE_MISMATCH,
-    WAITS_FOR_DATA,
-    PYTHON_DEADLOCK,
-    REPLICAS_MISSING,
-    UNSEEDED,
-    COUNTED,
-    BATCH_SIZE,  # before what it looks like
-    REPEATED,
-    MISSING,
-    REORDERED,
-    STATIC_SPLIT,
-    CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
-    INITIAL_WEIGHTS,
-    MISSING_ALL_REDUCE,
-    REPLICAS_DISAGREE,
-    BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
-    BATCHNORM_CANCELLED,
-    VARIABLE_AGGREGATION,  # before what follows from it
-    EMPTY_SHARD,
-    NAN,
-    ACCUMULATION,  # a factor, a decay and clipping of its own
-    SPARSE_GRADIENT,
-    PYTHON_STATE,  # what it does to a loss looks like clipping, a count, rows that depend on each other
-    CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
-    DOUBLE_ALL_REDUCE,
-    LOSS_SCALING,
-    UNEVEN_BATCH,
-    DEPENDS_ON_REPLICAS,
-    UPDATE_SCALING,
-    LOSS_SCALING_OF_A_PART,
-    REGULARIZATION,
-    LOCAL_NORMALIZATION,
-    IN_BATCH_NEGATIVES,
-    LOSS_REPORT,
-    METRIC_AGGREGATION,
-    IDENTICAL_DROPOUT,
-    STATIC_IN_GRAPH,
-    CACHED_RANDOMNESS,
-    HASH_ORDER,
-    FILE_ORDER,
-    UNSEEDED_HOSTS,
-    IDENTICAL_AUGMENTATION,
-    CHECKPOINT_CONFLICT,
-    FINAL_WEIGHTS,
-    HOST_VALUES,  # where nothing else explains it
+    shared_files.SHARED_FILES,  # where runs change each other nothing else is told by what they did
+    endings.FRAMEWORK_LIMIT,
+    endings.HOST_EXITED,
+    endings.UNEQUAL_STEPS,
+    endings.COLLECTIVE_ORDER,
+    endings.COLLECTIVE_MISMATCH,
+    endings.WAITS_FOR_DATA,
+    endings.PYTHON_DEADLOCK,
+    replicas.REPLICAS_MISSING,
+    randomness.UNSEEDED,
+    samples.COUNTED,
+    samples.BATCH_SIZE,  # before what it looks like
+    samples.REPEATED,
+    samples.MISSING,
+    samples.REORDERED,
+    depends_on_replicas.STATIC_SPLIT,
+    depends_on_replicas.CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
+    replicas.INITIAL_WEIGHTS,
+    replicas.MISSING_ALL_REDUCE,
+    replicas.REPLICAS_DISAGREE,
+    local_batches.BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
+    local_batches.BATCHNORM_CANCELLED,
+    updates.VARIABLE_AGGREGATION,  # before what follows from it
+    local_batches.EMPTY_SHARD,
+    local_batches.NAN,
+    changed_gradients.ACCUMULATION,  # a factor, a decay and clipping of its own
+    changed_gradients.SPARSE_GRADIENT,
+    depends_on_replicas.PYTHON_STATE,  # what it does to a loss looks like clipping, a count, rows that depend on each other
+    changed_gradients.CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
+    loss_scaling.DOUBLE_ALL_REDUCE,
+    loss_scaling.LOSS_SCALING,
+    local_batches.UNEVEN_BATCH,
+    depends_on_replicas.DEPENDS_ON_REPLICAS,
+    updates.UPDATE_SCALING,
+    loss_scaling.LOSS_SCALING_OF_A_PART,
+    loss_scaling.REGULARIZATION,
+    local_batches.LOCAL_NORMALIZATION,
+    local_batches.IN_BATCH_NEGATIVES,
+    reports.LOSS_REPORT,
+    reports.METRIC_AGGREGATION,
+    randomness.IDENTICAL_DROPOUT,
+    depends_on_replicas.STATIC_IN_GRAPH,
+    depends_on_replicas.CACHED_RANDOMNESS,
+    hosts.HASH_ORDER,
+    hosts.FILE_ORDER,
+    hosts.UNSEEDED_HOSTS,
+    randomness.IDENTICAL_AUGMENTATION,
+    shared_files.CHECKPOINT_CONFLICT,
+    updates.FINAL_WEIGHTS,
+    hosts.HOST_VALUES,  # where nothing else explains it
     UNEXPLAINED,
-    NOT_RECOVERED,
-    CHECKPOINT_NOT_RESTORED,
-    RECOVERED_DIFFERENTLY,
+    endings.NOT_RECOVERED,
+    endings.CHECKPOINT_NOT_RESTORED,
+    endings.RECOVERED_DIFFERENTLY,
 )
 
 
@@ -246,27 +219,29 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
     if only is not None:
         add(only.look(case))
         return tuple(case.found)
-    add(SHARED_FILES.look(case))
+    add(shared_files.SHARED_FILES.look(case))
     nothing_else = bool(case.found) and not case.found[0].allowed and not case.has_ended_early
-    for cause in (NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:
+    for cause in (endings.NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:
         add(cause.look(case))
-    if case.has(UNEXPLAINED.code) and not case.has(UNSEEDED.code):
-        add(UNSEEDED.look(case))
-        case.found.sort(key=lambda finding: finding.code != UNSEEDED.code)
-    if case.has(IN_BATCH_NEGATIVES.code):
+    if case.has(UNEXPLAINED.code) and not case.has(randomness.UNSEEDED.code):
+        add(randomness.UNSEEDED.look(case))
+        case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
+    if case.has(local_batches.IN_BATCH_NEGATIVES.code):
         for cause in _CAUSES:
             add(cause.look_behind(case))
-        if case.has(STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
-            case.found[:] = [finding for finding in case.found if finding.code != IN_BATCH_NEGATIVES.code]
+        if case.has(
+            depends_on_replicas.STATIC_SPLIT.code
+        ):  # it is that tensor's rows that a row depends on, not those of its batch
+            case.found[:] = [finding for finding in case.found if finding.code != local_batches.IN_BATCH_NEGATIVES.code]
     elif _is_of_a_gradient(case):
         _look_for_parts(case, add)
-    return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == IN_BATCH_NEGATIVES.code)))
+    return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == local_batches.IN_BATCH_NEGATIVES.code)))
 
 
 def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:
     """Check for wrong parts of the loss: a tensor that other parts also reach is a mixture."""
     unexplained = case.found[-1]
-    for cause in (LOSS_SCALING, LOCAL_NORMALIZATION):
+    for cause in (loss_scaling.LOSS_SCALING, local_batches.LOCAL_NORMALIZATION):
         add(cause.look_behind(case))
     if case.found[-1] is not unexplained and not case.found[-1].allowed:
         case.found.remove(unexplained)

@@ -114,10 +114,8 @@ def _from_rerun(case: Case) -> Sign | None:
     left = alike if gone else "the remaining difference has another cause"
     return Sign(
         _SUMMARY,
-        (
-            f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) differs by "
-            f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}"
-        ),
+        f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) differs by "
+        f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}",
         _fix_of_clipping(case),
     )
 
@@ -136,10 +134,8 @@ def _from_norms(case: Case) -> Sign | None:
             case.explain_fits([fit])
             return Sign(
                 _SUMMARY,
-                (
-                    f"In step {fit.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: "
-                    "the limit"
-                ),
+                f"In step {fit.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: "
+                "the limit",
                 _fix_of_clipping(case),
             )
     return None
@@ -164,10 +160,8 @@ def _beside_others(case: Case) -> Sign | None:
         case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
         return Sign(
             _SUMMARY,
-            (
-                f"In step {first} the replicas have different gradients, but each has the same norm as that of one "
-                f"device, {limit:.5g}: the limit"
-            ),
+            f"In step {first} the replicas have different gradients, but each has the same norm as that of one "
+            f"device, {limit:.5g}: the limit",
             _fix_of_clipping(case),
         )
     return None
@@ -222,10 +216,8 @@ def _behind(case: Case) -> Sign | None:
         return None
     return Sign(
         _SUMMARY,
-        (
-            f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
-            f"optimizer change by {100 * most:.3g}% (L2); {REPLAY} clips them too"
-        ),
+        f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
+        f"optimizer change by {100 * most:.3g}% (L2); {REPLAY} clips them too",
         _fix_of_clipping(case),
     )
 
@@ -280,11 +272,9 @@ def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | N
     case.explain_fits(fits, lambda point: abs(point.factor / ratio - 1) < 10 * ROUND)
     return Sign(
         f"Gradients of several batches are summed for one update and not divided by the number of batches: {count}.",
-        (
-            f"gradient / gradient of one device = {as_factor(ratio)} for all variables in {steps_in_words(fits)}, the ratio "
-            f"of the numbers of batches; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
-            "the noise floor"
-        ),
+        f"gradient / gradient of one device = {as_factor(ratio)} for all variables in {steps_in_words(fits)}, the ratio "
+        f"of the numbers of batches; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
+        "the noise floor",
     )
 
 
@@ -296,10 +286,8 @@ def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
     names = names_in_words(list(dict.fromkeys(name for fit in fits for name in fit.decay)))
     return Sign(
         f"A regularization or decay is added once for each batch of an update: {count}.",
-        (
-            f"In {steps_in_words(fits)} the gradient of {names} is that of one device plus a multiple of the weights; "
-            f"without this multiple the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor"
-        ),
+        f"In {steps_in_words(fits)} the gradient of {names} is that of one device plus a multiple of the weights; "
+        f"without this multiple the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor",
     )
 
 
@@ -346,10 +334,8 @@ def _of_values(case: Case) -> Sign | None:
     case.explain(lambda point: point.measure.key.tensor == tensor or point.step > step)
     return Sign(
         f"The values of a sparse gradient ({tensor}) are added up over the replicas, and the rows they belong to are not.",
-        (
-            f"The step gives the values of a tf.IndexedSlices to all_reduce; in step {step} the gradient of {tensor} differs "
-            f"by {first.ratio:.0f}x the noise floor"
-        ),
+        f"The step gives the values of a tf.IndexedSlices to all_reduce; in step {step} the gradient of {tensor} differs "
+        f"by {first.ratio:.0f}x the noise floor",
         _OF_VALUES,
         blame=[operations("sum", "all_reduce"), between("given")],
     )
@@ -374,10 +360,8 @@ def _of_the_optimizer(case: Case) -> Sign | None:
     worst = max(out, key=lambda point: point.ratio)
     return Sign(
         f"The optimizer updates {tensors[0]} from a sparse gradient that has a row once for each replica that looked it up.",
-        (
-            f"in step {apart} all gradients agree; of {len(agreeing)} weights only {len(tensors)} with a sparse "
-            f"gradient (tf.IndexedSlices) differ: {', '.join(tensors[:3])}, by {worst.ratio:.0f}x the noise floor"
-        ),
+        f"in step {apart} all gradients agree; of {len(agreeing)} weights only {len(tensors)} with a sparse "
+        f"gradient (tf.IndexedSlices) differ: {', '.join(tensors[:3])}, by {worst.ratio:.0f}x the noise floor",
     )
 
 

@@ -181,10 +181,8 @@ def _search_state(case: Case) -> Sign | None:
         return None
     key = before.measure.key
     return Sign(
-        (
-            "The step changes something in Python (a counter, a list, a generator) with each replica's call: "
-            f"{case.num_replicas} times in a step, with another value on each replica."
-        ),
+        "The step changes something in Python (a counter, a list, a generator) with each replica's call: "
+        f"{case.num_replicas} times in a step, with another value on each replica.",
         f"{key.tensor} ({key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}",
     )
 
@@ -201,10 +199,8 @@ def _search_crossings(case: Case) -> Sign | None:
     operations = "operation" if first["number"] == 1 else "operations"
     return Sign(
         f"Replica {first['replica']} computes its loss with a tensor of replica {first['of']}.",
-        (
-            f"{first['number']} {operations} of one replica (first {first['operation']}) take, from no collective, a "
-            "tensor that another replica has made of its own examples"
-        ),
+        f"{first['number']} {operations} of one replica (first {first['operation']}) take, from no collective, a "
+        "tensor that another replica has made of its own examples",
         [GENERAL, _OF_KERAS] if case.facts.compiled else None,
     )
 
@@ -264,10 +260,8 @@ def _sign_of_split(static: Mapping[int, _Values], split: list[tuple[int, list[in
     which = f"argument {at} (shape {shape})" + (f" and {len(split) - 1} more" if len(split) > 1 else "")
     return Sign(
         f"A static tensor with {shape[0]} rows is split over the replicas: none of them has all of it.",
-        (
-            f"Flattened {which} of the step is the same in every step on one device; the replicas have "
-            f"{numbers(shares)} of its rows, which together are the tensor{besides}"
-        ),
+        f"Flattened {which} of the step is the same in every step on one device; the replicas have "
+        f"{numbers(shares)} of its rows, which together are the tensor{besides}",
     )
 
 
@@ -342,10 +336,8 @@ def _search_in_graph(case: Case) -> Sign | None:
     more = f"; {len(constants) - 1} more such constants" if len(constants) > 1 else ""
     return Sign(
         f"An array of {size} is a constant of the graph ({largest['where'] or 'in a library'}).",
-        (
-            f"{largest['dtype']}{largest['shape']} was written into a graph {copies} time{'s' if copies > 1 else ''}{more}. "
-            "Such an array costs seconds and several copies in memory; above 2 GB TensorFlow raises an error"
-        ),
+        f"{largest['dtype']}{largest['shape']} was written into a graph {copies} time{'s' if copies > 1 else ''}{more}. "
+        "Such an array costs seconds and several copies in memory; above 2 GB TensorFlow raises an error",
         places=[str(largest["where"])],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -125,44 +126,34 @@ def _search_mismatch(case: Case) -> Sign | None:
 
 def _suspected(code: str, summary: str) -> Callable[[Case], Sign | None]:
     """Return a search that relies on the hang judge."""
-
-    def search(case: Case) -> Sign | None:
-        return Sign(summary, _where_hosts_are(case)) if case.outcome.suspect == code else None
-
-    return search
+    return lambda case: Sign(summary, _where_hosts_are(case)) if case.outcome.suspect == code else None
 
 
-HOST_EXITED = Cause(
+_cause = functools.partial(Cause, runs_that_ended=True, completed=False)
+
+HOST_EXITED = _cause(
     "host-exited",
     lambda case: _search_without_threads(case) or _search_left(case),
-    runs_that_ended=True,
-    completed=False,
     blame=(made("ending", "exit"), stopped(), stuck()),
 )
 
-UNEQUAL_STEPS = Cause("unequal-steps", _search_unequal, runs_that_ended=True, completed=False, blame=(stuck(), stopped()))
+UNEQUAL_STEPS = _cause("unequal-steps", _search_unequal, blame=(stuck(), stopped()))
 
-COLLECTIVE_MISMATCH = Cause(
-    "collective-mismatch", _search_mismatch, runs_that_ended=True, completed=False, blame=(stuck(), stopped())
-)
+COLLECTIVE_MISMATCH = _cause("collective-mismatch", _search_mismatch, blame=(stuck(), stopped()))
 
-COLLECTIVE_ORDER = Cause("collective-order", _search_order, runs_that_ended=True, completed=False, blame=(stuck(), stopped()))
+COLLECTIVE_ORDER = _cause("collective-order", _search_order, blame=(stuck(), stopped()))
 
-WAITS_FOR_DATA = Cause(
+WAITS_FOR_DATA = _cause(
     "waits-for-data",
     _suspected("waits-for-data", "A host waits for data that do not come, and the other hosts wait for it."),
-    runs_that_ended=True,
-    completed=False,
     blame=(stuck(),),
 )
 
-PYTHON_DEADLOCK = Cause(
+PYTHON_DEADLOCK = _cause(
     "python-deadlock",
     _suspected(
         "python-deadlock", "A host's threads wait for a lock, a queue or an event that none of them can release, fill or set."
     ),
-    runs_that_ended=True,
-    completed=False,
     blame=(stuck(),),
 )
 
@@ -298,7 +289,7 @@ def _search_limit(case: Case) -> Sign | None:
     return None
 
 
-FRAMEWORK_LIMIT = Cause(code="framework-limit", search=_search_limit, runs_that_ended=True, completed=False, blame=(raised(),))
+FRAMEWORK_LIMIT = _cause("framework-limit", _search_limit, blame=(raised(),))
 
 
 def _faults(recovery: Recovery) -> str:
@@ -342,11 +333,9 @@ def _search_not_restored(case: Case) -> Sign | None:
     steps = _resumed(next(step for step in recovery.went_on_from if step))
     return Sign(
         (f"The program resumes {steps} with the initial values of {names_in_words(names)}: the checkpoint was not restored."),
-        (
-            f"{_faults(recovery)}; {_restarts(recovery)}; {len(names)} trained variables have their initial bits on "
-            f"{'host' if len(hosts) == 1 else 'hosts'} {numbers(hosts)}; without the fault they have other values "
-            f"{steps}"
-        ),
+        f"{_faults(recovery)}; {_restarts(recovery)}; {len(names)} trained variables have their initial bits on "
+        f"{'host' if len(hosts) == 1 else 'hosts'} {numbers(hosts)}; without the fault they have other values "
+        f"{steps}",
     )
 
 
@@ -363,10 +352,8 @@ def _search_different(case: Case) -> Sign | None:
     numbers = f"{first.value!r} instead of {first.reference_value!r}"
     if recovery.at_odds:
         return Sign(
-            (
-                "After a fault the hosts resumed from different steps, and the program ends with a different result than "
-                "without the fault."
-            ),
+            "After a fault the hosts resumed from different steps, and the program ends with a different result than "
+            "without the fault.",
             f"{_faults(recovery)}; {_restarts(recovery)}; {_each_resumed(recovery)}; it differs {where}: {numbers}",
             _AT_ODDS,
         )
@@ -393,18 +380,14 @@ def _of_other_steps(recovery: Recovery) -> Sign:
     if was_told and made < wanted and not recovery.lives.restarts:
         return Sign(
             "After SIGTERM the program ends with exit code 0, as if it were finished. No scheduler starts it again.",
-            (
-                f"{_faults(recovery)}; no restart; {optimizer} made {made} steps in all, {wanted} without the fault; the "
-                "steps that both made agree"
-            ),
+            f"{_faults(recovery)}; no restart; {optimizer} made {made} steps in all, {wanted} without the fault; the "
+            "steps that both made agree",
             _ASKS_TO_BE_STARTED_AGAIN,
         )
     return Sign(
         f"After a fault the program runs {'fewer' if made < wanted else 'more'} steps than without it.",
-        (
-            f"{_faults(recovery)}; {_restarts(recovery)}; {optimizer} made {made} steps in all, {wanted} without the "
-            "fault; the steps that both made agree"
-        ),
+        f"{_faults(recovery)}; {_restarts(recovery)}; {optimizer} made {made} steps in all, {wanted} without the "
+        "fault; the steps that both made agree",
         _AS_MANY_STEPS,
     )
 

@@ -97,11 +97,9 @@ def _moved_with_seeds(case: Case, trace: Trace, optimizer: str) -> Sign | None:
         return None
     return Sign(
         "Each host chooses its examples with its own random numbers. The hosts have no common seed.",
-        (
-            f"{_agrees_with(case, _ONE_SEED)}With a different seed on each host, {moved} of the {len(common)} examples "
-            f"{_of_later_hosts(case)} are on another host than with one seed. So the same steps use "
-            f"{'only ' if len(own) < len(before) else ''}{len(own)} different examples instead of {len(before)}"
-        ),
+        f"{_agrees_with(case, _ONE_SEED)}With a different seed on each host, {moved} of the {len(common)} examples "
+        f"{_of_later_hosts(case)} are on another host than with one seed. So the same steps use "
+        f"{'only ' if len(own) < len(before) else ''}{len(own)} different examples instead of {len(before)}",
     )
 
 
@@ -124,10 +122,8 @@ def _numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | N
     what = "losses" if first.kind == "loss" else f"{first.kind}s"
     return Sign(
         summary,
-        (
-            f"{how}, from the same examples, the {what} differ (first {first.tensor} in step {first.step}: error "
-            f"{first.error:.3g}, noise floor {first.noise:.3g})"
-        ),
+        f"{how}, from the same examples, the {what} differ (first {first.tensor} in step {first.step}: error "
+        f"{first.error:.3g}, noise floor {first.noise:.3g})",
     )
 
 
@@ -368,11 +364,9 @@ def _of_examples(case: Case) -> Sign | None:
     kind = "table" if _tables(apart[:1]) else "number"
     return Sign(
         f"Each host makes its examples with its own {kind}s{f' ({line})' if line else ''}.",
-        (
-            f"A function of the pipeline uses {apart[0].in_words}; from step {ledger.first_apart} on the examples "
-            f"differ from those of one device, and one device has none of {ledger.foreign} of {ledger.samples.seen} "
-            "examples"
-        ),
+        f"A function of the pipeline uses {apart[0].in_words}; from step {ledger.first_apart} on the examples "
+        f"differ from those of one device, and one device has none of {ledger.foreign} of {ledger.samples.seen} "
+        "examples",
         _FROM_ALL,
         places=[line],
     )
@@ -408,10 +402,8 @@ def _of_the_step(case: Case) -> Sign | None:
     named = f" ({', '.join(lines[:3])}{', ...' if len(lines) > 3 else ''})" if lines else ""
     return Sign(
         f"Each host's step computes with its own numbers{named}.",
-        (
-            f"The step uses {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs (error "
-            f"{first.error:.2g}, noise floor {first.noise:.2g})"
-        ),
+        f"The step uses {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs (error "
+        f"{first.error:.2g}, noise floor {first.noise:.2g})",
         places=lines,
     )
 

@@ -1,8 +1,13 @@
-"""Detect what depends on the batch of one replica: means over fewer examples, losses across examples, BatchNormalization."""
+"""Detect what depends on the batch of one replica: its number of examples, what is computed across them, and their statistics.
+
+A replica may have fewer examples than others, or none, so that numbers become NaN. A loss may depend on the other examples of
+its batch. BatchNormalization uses the mean and variance of the batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +18,7 @@ from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, nu
 from emulate.verify.causes.sequential_replay import rebase_on_replay
 from emulate.verify.compare import Comparison, Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import weight_of
+from emulate.verify.gradients import gradients_of, weight_of
 from emulate.verify.lines import made, operations
 
 
@@ -27,10 +32,8 @@ def _search_uneven(case: Case) -> Sign | None:
     if case.has("empty-shard") and all(0 in _examples_of_replicas(case, fit) for fit in fits):
         return None  # the same division, by none
     return Sign(
-        (
-            f"Replicas with fewer examples weigh as much as the others: in step {first.step} the replicas have "
-            f"{numbers(rows)} examples."
-        ),
+        f"Replicas with fewer examples weigh as much as the others: in step {first.step} the replicas have "
+        f"{numbers(rows)} examples.",
         (
             f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {100 * first.before:.3g}% off (L2); with "
             f"each replica weighted by its share of the examples the remaining error is {max(fit.after for fit in fits):.1f}x "
@@ -80,11 +83,9 @@ def _search_weighted(case: Case) -> Sign | None:
     case.explain_fits(fits)
     return Sign(
         "Each replica divides its loss by its own count (tokens, mask, weights) instead of the count over all replicas.",
-        (
-            f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {100 * first.before:.3g}% off (L2); with the "
-            f"replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
-            "floor for all variables; every replica has equally many examples"
-        ),
+        f"{steps_in_words(fits)}: the sum of the replicas' gradients is up to {100 * first.before:.3g}% off (L2); with the "
+        f"replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
+        "floor for all variables; every replica has equally many examples",
         _fix_of_count(case),
     )
 
@@ -105,12 +106,10 @@ def _search_behind(case: Case) -> Sign | None:
     shares = numbers([f"{share:.3f}" for _, share in sorted(fit.shares.items())])
     return Sign(
         "Each replica divides a part of its loss by its own count instead of the count over all replicas.",
-        (
-            f"For {names_in_words(list(parts))} the sum of the replicas' gradients is up to {100 * fit.before:.3g}% off (L2) "
-            f"in step {fit.step}; with the replicas weighted by {shares} the remaining error is "
-            f"{max(part.after for part in parts.values()):.1f}x "
-            "the noise floor; variables that other parts of the loss reach too have no such weights"
-        ),
+        f"For {names_in_words(list(parts))} the sum of the replicas' gradients is up to {100 * fit.before:.3g}% off (L2) "
+        f"in step {fit.step}; with the replicas weighted by {shares} the remaining error is "
+        f"{max(part.after for part in parts.values()):.1f}x "
+        "the noise floor; variables that other parts of the loss reach too have no such weights",
         _fix_of_count(case),
     )
 
@@ -160,10 +159,8 @@ def _search_negatives(case: Case) -> Sign | None:
         "once for each replica, as the replicas do"
     )
     return Sign(
-        (
-            "The loss of one example depends on the other examples of its batch. Each replica sees only its own "
-            "examples, so the program trains a different model."
-        ),
+        "The loss of one example depends on the other examples of its batch. Each replica sees only its own "
+        "examples, so the program trains a different model.",
         f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}",
         _OF_PADDING if _is_padded_otherwise(case, m.key.optimizer, first) else None,
     )
@@ -260,3 +257,101 @@ _FEW_DIGITS = 1e-4
 """From this relative rounding error of a variance on, four of its seven digits are left."""
 _CANCELLED = "Keras computes the variance of synchronized BatchNormalization as E(x^2) - E(x)^2, which cancels for a large mean"
 BATCHNORM_CANCELLED = Cause("framework-limit", _search_cancelled, blame=(_MADE,))
+
+
+def _search_empty(case: Case) -> Sign | None:
+    lost = _first_lost(case)
+    if lost is None:
+        return None
+    without = [replica for replica, count in enumerate(lost.rows or ()) if count == 0]
+    where, fix = f"step {lost.point.step}", None
+    if not without and lost.is_reported_alone:
+        runs = case.base.runs.topology.of("evaluation")
+        without = sorted({int(event["replica"]) for _, event in runs if not event["rows"]})
+        where, fix = "an evaluation", _OF_EVALUATION
+    if not without or (lost.whose and not set(without) & set(lost.whose)):
+        return None
+    lost.cut(case)
+    who = f"replica {without[0]} has" if len(without) == 1 else f"replicas {numbers(without)} have"
+    return Sign(f"In {where} {who} no examples. Dividing by zero examples gives NaN: {lost.what}", lost.evidence, fix)
+
+
+def _search_nan(case: Case) -> Sign | None:
+    lost = _first_lost(case)
+    if lost is None:
+        return None
+    lost.cut(case)
+    scales = any(about.get("loss_scale") for about in case.facts.optimizers.values())
+    is_unseen = scales and lost.whose and 0 not in lost.whose
+    why = " Keras's LossScaleOptimizer skips a step only if the first replica's gradients are not finite." if is_unseen else ""
+    return Sign(lost.what[0].upper() + lost.what[1:] + why, lost.evidence, _OF_LOSS_SCALE if is_unseen else None)
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Hold the first number that is not finite, the replicas with such a local gradient, and the replicas' batch sizes."""
+
+    point: Point
+    whose: list[int]
+    rows: list[int] | None
+
+    @property
+    def is_reported_alone(self) -> bool:
+        """Return whether only a reported number is not finite, and no gradient of that step."""
+        return self.point.measure.key.kind in _REPORTED and not self.whose
+
+    @property
+    def what(self) -> str:
+        m = self.point.measure
+        return f"{m.key.kind} {m.key.tensor} becomes {m.value} in step {self.point.step}; on one device it stays finite."
+
+    @property
+    def evidence(self) -> str:
+        m = self.point.measure
+        text = f"{m.key.tensor}: {m.value}, {m.in_print[1]} on one device, in step {self.point.step}"
+        if self.whose:
+            text += f"; the gradient is not finite on replica {numbers(self.whose)}"
+        if self.rows is not None and (self.whose or 0 in self.rows):
+            text += f"; examples per replica in this step: {numbers(self.rows)}"
+        return text
+
+    def cut(self, case: Case) -> None:
+        """Limit the comparison to what comes before; for a report alone, to everything except such reports."""
+        if self.point.measure.key.kind in _REPORTED and not any(
+            p.measure.non_finite for p in case.base.exceeding if p.measure.key.kind not in _REPORTED
+        ):
+            case.explain(lambda point: point.measure.non_finite)
+        else:
+            case.cut(self.point.step, "values are not finite")
+
+
+def _first_lost(case: Case) -> _Lost | None:
+    first = next((point for point in case.left() if point.measure.non_finite), None)
+    return None if first is None else _Lost(first, *_whose_is_lost(case, first))
+
+
+def _whose_is_lost(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
+    """Return the replicas whose local gradient is not finite, and the replicas' batch sizes."""
+    names = [point.measure.key.optimizer] if point.measure.key.optimizer else case.base.runs.optimizers
+    for optimizer in names:
+        steps = complete(case.base.runs.topology, optimizer)
+        if point.step >= len(steps):
+            continue
+        step = steps[point.step]
+        whose = sorted(
+            {r for t in step[min(step)].gradients for r, a in gradients_of(step, t).items() if not np.isfinite(a.norm)}
+        )
+        counts = [local.rows for _, local in sorted(step.items())]
+        return whose, [len(rows) for rows in counts if rows is not None] if None not in counts else None
+    return [], None
+
+
+_REPORTED = ("loss", "metric")
+_OF_LOSS_SCALE = "With a LossScaleOptimizer"
+_OF_EVALUATION = "In an evaluation"
+
+EMPTY_SHARD = Cause(
+    "empty-shard", _search_empty, blame=(operations("loss", "mean", "ratio", "scale"), made("examples", "batch"))
+)
+
+NAN = Cause("nan", _search_nan, blame=(operations("loss", "count", "ratio", "mean", "scale"),))

@@ -49,11 +49,9 @@ def _of_each_replica(case: Case) -> Sign | None:
     if agrees is None:
         return None
     return Sign(
-        (
-            "A part of the loss counts once for each replica, or is divided by the number of replicas: a term "
-            "without examples, a mean over the replica's own examples, or, where Keras divides the losses, a sum "
-            "over examples."
-        ),
+        "A part of the loss counts once for each replica, or is divided by the number of replicas: a term "
+        "without examples, a mean over the replica's own examples, or, where Keras divides the losses, a sum "
+        "over examples.",
         f"The gradients differ from step {first} on; {agrees}",
         _FIXES,
     )
@@ -253,11 +251,9 @@ def _drowned(case: Case) -> Sign | None:
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric", "gradient", "weight") and point.step >= first)
     return Sign(
         f"The loss that is minimized is, from step {first} on, {words}.",
-        (
-            f"The loss of step {first} is {m.in_print[0]}, summed over the replicas, and {m.in_print[1]} on one "
-            f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
-            "rounding error to show it"
-        ),
+        f"The loss of step {first} is {m.in_print[0]}, summed over the replicas, and {m.in_print[1]} on one "
+        f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
+        "rounding error to show it",
     )
 
 
@@ -270,12 +266,10 @@ def _behind(case: Case) -> Sign | None:
     words, _ = _describe(case, fit.scale)
     return Sign(
         f"The gradient of a part of the loss is {words}.",
-        (
-            f"sum of the replicas' gradients / gradient of one device = {as_factor(fit.scale)} for "
-            f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
-            f"{max(part.after for part in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
-            "reach too have no such factor"
-        ),
+        f"sum of the replicas' gradients / gradient of one device = {as_factor(fit.scale)} for "
+        f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
+        f"{max(part.after for part in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
+        "reach too have no such factor",
     )
 
 
@@ -288,10 +282,8 @@ def _search_part(case: Case) -> Sign | None:
     if agrees is None:
         return None
     return Sign(
-        (
-            "A part of the loss is scaled by the number of replicas: each replica divides it by its own examples, or it is "
-            "divided once more than the rest."
-        ),
+        "A part of the loss is scaled by the number of replicas: each replica divides it by its own examples, or it is "
+        "divided once more than the rest.",
         f"The gradients differ from step {first} on, by no common factor; every term of the loss depends on examples; {agrees}",
     )
 
@@ -323,10 +315,8 @@ def _search_twice(case: Case) -> Sign | None:
     )
     if fits[0].scale < 1:
         return Sign(
-            (
-                "The gradients are divided by the number of replicas twice, in the program and where they are averaged: "
-                f"{1 / fits[0].scale:.4g}x too small."
-            ),
+            "The gradients are divided by the number of replicas twice, in the program and where they are averaged: "
+            f"{1 / fits[0].scale:.4g}x too small.",
             evidence,
             _ONCE_TOO_OFTEN,
         )

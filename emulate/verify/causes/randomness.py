@@ -66,10 +66,8 @@ def _identical_in(case: Case, trace: Trace) -> Sign | None:
             return _sign(
                 case,
                 f"All {who} draw the same random numbers{where}: example i of every {part} gets the same {what}.",
-                (
-                    f"In {len(same)} of {len(shared)} steps with random numbers all {number} {who} drew bit for bit the same "
-                    f"ones (digest {min(same[0])}); independent draws never agree"
-                ),
+                f"In {len(same)} of {len(shared)} steps with random numbers all {number} {who} drew bit for bit the same "
+                f"ones (digest {min(same[0])}); independent draws never agree",
             )
     return _search_some(case, steps, where, what)
 
@@ -85,11 +83,9 @@ def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) 
     return _sign(
         case,
         f"Replicas {who} draw the same random numbers{where}: example i of each of them gets the same {what}.",
-        (
-            f"In {len(alike)} of {len(drawing)} steps with random numbers some replicas drew bit for bit the same "
-            f"ones (first replicas {who}, digest {digest}); independent draws never agree. Replicas with another "
-            "number of examples draw other numbers"
-        ),
+        f"In {len(alike)} of {len(drawing)} steps with random numbers some replicas drew bit for bit the same "
+        f"ones (first replicas {who}, digest {digest}); independent draws never agree. Replicas with another "
+        "number of examples draw other numbers",
     )
 
 

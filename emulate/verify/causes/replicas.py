@@ -294,10 +294,8 @@ def _search_disagree(case: Case) -> Sign | None:
     ends = [report.made for report in case.untouched.reports if report.name.startswith("epoch/") and report.made]
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
-        (
-            f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree only among themselves; before, "
-            f"all agreed{_by_what_factor(case.untouched, apart)}"
-        ),
+        f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree only among themselves; before, "
+        f"all agreed{_by_what_factor(case.untouched, apart)}",
         [_OF_AN_END, GENERAL] if min(ends, default=np.inf) <= apart.step and case.untouched.num_hosts == 1 else None,
         tensors=[apart.tensor],
     )

@@ -88,11 +88,9 @@ def _sign_of_paths(paths: Sequence[str], what: str) -> Sign | None:
         return None
     return Sign(
         f"Runs of the verification change each other's files: {names_in_words(paths)}.",
-        (
-            f"{paths[0]} is outside of the working directory and the program's folder, where each run has its own "
-            f"copy; several runs write it at the same time; {what}. The runs leave these files behind "
-            f"({names_in_words(paths)}): delete them, or restore what was there before"
-        ),
+        f"{paths[0]} is outside of the working directory and the program's folder, where each run has its own "
+        f"copy; several runs write it at the same time; {what}. The runs leave these files behind "
+        f"({names_in_words(paths)}): delete them, or restore what was there before",
     )
 
 

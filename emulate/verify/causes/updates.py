@@ -197,10 +197,8 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
     )
     if factor is not None and abs(factor - case.num_replicas) < ROUND * factor:
         return Sign(
-            (
-                f"What the replicas assign to {names_in_words(names)} is summed: a step changes it {case.num_replicas}x "
-                "as much as on one device."
-            ),
+            f"What the replicas assign to {names_in_words(names)} is summed: a step changes it {case.num_replicas}x "
+            "as much as on one device.",
             f"change / change on one device = {as_factor(factor)} in step {step}, the number of replicas; {numbers}",
             tensors=names,
         )
@@ -278,10 +276,8 @@ def _of_copies(case: Case) -> Sign | None:
                 case.cut(onset, f"the replicas have different values of {names_in_words(apart, 1)}")
                 return Sign(
                     f"Each replica has its own value of {names_in_words(apart)}, which the step assigns and uses later.",
-                    (
-                        f"After step {k} the copies differ; gradients and weights agree until step {onset - 1}, and "
-                        f"nothing else explains the difference from step {onset} on"
-                    ),
+                    f"After step {k} the copies differ; gradients and weights agree until step {onset - 1}, and "
+                    f"nothing else explains the difference from step {onset} on",
                     tensors=apart,
                 )
     return None
@@ -359,10 +355,8 @@ def _search_final(case: Case) -> Sign | None:
     m = first.measure
     return Sign(
         what,
-        (
-            f"the weights agree after each of the {first.step} steps; at the end {m.key.tensor} is {m.in_print[0]}, "
-            f"{m.in_print[1]} on one device ({first.ratio:.0f}x the noise floor)"
-        ),
+        f"the weights agree after each of the {first.step} steps; at the end {m.key.tensor} is {m.in_print[0]}, "
+        f"{m.in_print[1]} on one device ({first.ratio:.0f}x the noise floor)",
     )
 
 

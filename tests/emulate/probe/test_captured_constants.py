@@ -98,7 +98,9 @@ def _with_a_vocabulary_of_its_own() -> None:
 def test_tables_and_numbers_that_rows_are_made_with_are_told_by_host(recorded: Any) -> None:
     trace = recorded(_with_a_vocabulary_of_its_own, "2x1", steps=2)
     mapped = {host: event["mapped"] for host, event in trace.of("program")}
-    (table,) = (place for place in mapped[0] if place.startswith("test_captured_constants.py:") and "|table|string to int64" in place)
+    (table,) = (
+        place for place in mapped[0] if place.startswith("test_captured_constants.py:") and "|table|string to int64" in place
+    )
     line = table.partition("|")[0]
     assert [mapped[host][f"{line}|float32|number"] for host in (0, 1)] == [["0.5"], ["1.5"]]
     assert [mapped[host][table][0].partition(" (")[0] for host in (0, 1)] == ["a for 1, b for 2", "b for 1, a for 2"]
