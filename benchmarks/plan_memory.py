@@ -12,7 +12,7 @@ from benchmarks.figure import Figure
 from emulate.plan import StepMemory, read_recorded
 from emulate.program import Program
 from emulate.report import progress_on
-from emulate.verify.record import record
+from emulate.verify.api import record
 
 _COST = Path(__file__).resolve().parent / "cost"
 _PROGRAMS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulate.verify.causes.text import EVIDENCE, FIX, GENERAL, LINKS, RIGHT, WRONG
+from emulate.verify.causes.cause import EVIDENCE, FIX, GENERAL, LINKS, RIGHT, WRONG
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

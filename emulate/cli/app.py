@@ -1,11 +1,13 @@
-"""Define the command `gpudist`."""
+"""Define the command `gpudist`, and handle Ctrl-C pressed twice, or held down."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,9 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, launch, outputs, plan, run, verify
-from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
-from emulate.cli.usage import Command, in_our_words, is_usage_error
+from emulate.cli import INTERRUPTED, demo, launch, listings, plan, run, verify
+from emulate.cli.command import OWN_FAULT, Command, ProgramCommand, complain, in_our_words, is_usage_error, write_failure
 from emulate.errors import GpudistError, Unavailable, UsageError, did_you_mean
 
 _OPTIONS_ABOVE = {"version": "Did you mean '--version'?", "help": "Did you mean '--help'?"}
@@ -58,7 +59,7 @@ class _Commands(TyperGroup):
 def _fail(args: Sequence[str] | None, message: str, exit_code: int) -> int:
     """Print what ended the command, and write it where `--json` says."""
     complain(message)
-    outputs.write_failure(sys.argv[1:] if args is None else args, message, exit_code)
+    write_failure(sys.argv[1:] if args is None else args, message, exit_code)
     return exit_code
 
 
@@ -75,10 +76,10 @@ app.command(cls=ProgramCommand, epilog=verify.EXAMPLES, no_args_is_help=True)(ve
 app.command(cls=ProgramCommand, epilog=run.EXAMPLES, no_args_is_help=True)(run.run)
 app.command(cls=ProgramCommand, epilog=plan.EXAMPLES, no_args_is_help=True)(plan.plan)
 app.command(cls=ProgramCommand, epilog=launch.EXAMPLES, no_args_is_help=True)(launch.launch)
-app.command(cls=Command, epilog=compare.EXAMPLES, no_args_is_help=True)(compare.compare)
-app.command(cls=Command, epilog=devices.EXAMPLES)(devices.devices)
-app.command(cls=Command, epilog=causes.EXAMPLES)(causes.causes)
-app.command(cls=Command, epilog=faults.EXAMPLES)(faults.faults)
+app.command(cls=Command, epilog=verify.COMPARE_EXAMPLES, no_args_is_help=True)(verify.compare)
+app.command(cls=Command, epilog=listings.DEVICES_EXAMPLES)(listings.devices)
+app.command(cls=Command, epilog=listings.CAUSES_EXAMPLES)(listings.causes)
+app.command(cls=Command, epilog=listings.FAULTS_EXAMPLES)(listings.faults)
 app.command(cls=Command, epilog=demo.EXAMPLES)(demo.demo)
 
 
@@ -104,11 +105,11 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         _open_closed_streams()
         _forget_own_folder()
-        interruption.hear_one_at_a_time()
+        _hear_one_at_a_time()
     try:
         code = _run(args)
         if args is None and code == INTERRUPTED:
-            interruption.hear_no_more()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter waits for threads, and ends hosts
         sys.stdout.flush()
     except BrokenPipeError:  # `gpudist ... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -176,3 +177,22 @@ def _own_fault(args: Sequence[str] | None) -> int:
     last = text.rstrip().splitlines()[-1]
     message = f"This is an error of gpudist, not of your program: {last}\nPlease report it with the traceback, which {where}."
     return _fail(args, message, OWN_FAULT)
+
+
+_CLEANING_UP = 3.0
+"""Seconds after a Ctrl-C in which another one is the same: longer than hosts take to end, shorter than anybody's patience."""
+
+
+def _hear_one_at_a_time() -> None:
+    """Raise KeyboardInterrupt for the first Ctrl-C of several; nothing is changed where Ctrl-C is ignored (`nohup`)."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    heard = float("-inf")
+
+    def interrupt(_: int, __: Any) -> None:
+        nonlocal heard
+        before, heard = heard, time.monotonic()
+        if heard - before > _CLEANING_UP:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)

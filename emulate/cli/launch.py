@@ -15,7 +15,7 @@ from emulate.cli.command import complain, exits_properly, program_args
 from emulate.errors import UsageError
 
 if TYPE_CHECKING:
-    from emulate.launch import Job, JobState, Target
+    from emulate.launch import Job, Target
     from emulate.program import Program
 
 EXAMPLES = """Examples:
@@ -58,8 +58,7 @@ def launch(
         str | None, _option("--topology", "HxD", "Number of hosts x GPUs on each host. Default for --hosts: 1 GPU each.")
     ] = None,
     device: Annotated[
-        str,
-        typer.Option("--device", metavar="[gpu|cpu]", autocompletion=options.completes("gpu", "cpu"), help="Device type."),
+        str, typer.Option("--device", metavar="[gpu|cpu]", autocompletion=options.completes("gpu", "cpu"), help="Device type.")
     ] = "gpu",
     name: Annotated[str | None, _option("--name", "NAME", "Name of the job. Default: program and time.")] = None,
     folder: Annotated[
@@ -101,8 +100,7 @@ def launch(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and end.")] = False,
     rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Run the command of each host on an emulated host, verify it, and exit."),
+        bool, typer.Option("--rehearse", help="Run the command of each host on an emulated host, verify it, and exit.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
     status: Annotated[Path | None, _option("--status", "JOB", f"Print the state of a job, and end. {_JOB}")] = None,
@@ -156,7 +154,9 @@ def launch(
     make_folder(here)
     state = follow(scheduler, here, complain, is_detached=detach)
     if not detach:
-        _report(job, here, state)
+        complain(f"{state}. Logs: {here}/host-*.log")
+        if job.steps is not None and state.exit_code == 0:
+            complain(f"Compare it: gpudist compare DIR/reference {here / job.trace.name} (DIR of gpudist verify --traces DIR).")
     return 0 if detach else state.exit_code
 
 
@@ -169,19 +169,13 @@ def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) ->
     return verdict.exit_code
 
 
-def _report(job: Job, folder: Path, state: JobState) -> None:
-    complain(f"{state}. Logs: {folder}/host-*.log")
-    if job.steps is not None and state.exit_code == 0:
-        complain(f"Compare it: gpudist compare DIR/reference {folder / job.trace.name} (DIR of gpudist verify --traces DIR).")
-
-
 def _look_at(status: Path | None, logs: Path | None, cancel: Path | None) -> int | None:
     """Do what `--status`, `--logs` or `--cancel` asks for. Return the exit code; None without them."""
     from emulate import launch
-    from emulate.launch.target import read
+    from emulate.launch.target import read_job
 
     if logs is not None:
-        read(logs)
+        read_job(logs)
         launch.JobLogs(logs).relay(is_last=True)
     elif status is not None:
         print(launch.status(status))

@@ -1,13 +1,16 @@
-"""Define the options that several commands share, and how their texts are read."""
+"""Define the options that several commands share, read their texts, and take what `[tool.gpudist]` sets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Literal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
 from emulate.errors import UsageError, did_you_mean
+from emulate.program import working_directory
 from emulate.topology import Topology
 
 DEFAULT_TOPOLOGY = "1x4"
@@ -73,10 +76,7 @@ AllowOption = Annotated[
         help="Accept a cause: it is reported, but does not change the verdict. Repeatable.",
     ),
 ]
-StrictOption = Annotated[
-    bool,
-    typer.Option("--strict/--no-strict", help="The verdict by-design also gives exit code 1."),
-]
+StrictOption = Annotated[bool, typer.Option("--strict/--no-strict", help="The verdict by-design also gives exit code 1.")]
 VirtualOption = Annotated[
     bool,
     typer.Option(
@@ -122,8 +122,7 @@ FaultOption = Annotated[
 ]
 
 GraceOption = Annotated[
-    str,
-    typer.Option("--grace", metavar="S", help="Seconds that the program has after SIGTERM to save and exit."),
+    str, typer.Option("--grace", metavar="S", help="Seconds that the program has after SIGTERM to save and exit.")
 ]
 
 
@@ -216,3 +215,130 @@ def known_code(code: str, codes: Iterable[str], option: str) -> str:
         return code
     hint = did_you_mean(code, all_codes, 0.6) or "'gpudist causes' lists them."
     raise UsageError(f"{option} must be the code of a cause. Received: {option} {code!r}. {hint}")
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_FILE = "pyproject.toml"
+
+
+def _texts_of(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UsageError("must be a list of texts")
+    return value
+
+
+def _topologies_of(value: Any) -> list[str]:
+    topologies(_texts_of(value))
+    return _texts_of(value)
+
+
+def _allow_of(value: Any) -> list[str]:
+    check_codes(_texts_of(value))
+    return _texts_of(value)
+
+
+def _steps_of(value: Any) -> str:
+    if value not in ("all", "auto") and type(value) is not int:
+        raise UsageError('must be a whole number, "all" or "auto"')
+    number_of_steps(str(value))
+    return str(value)
+
+
+def _timeout_of(value: Any) -> str:
+    if type(value) not in (int, float):
+        raise UsageError("must be a number of seconds")
+    number_of_seconds(str(value))
+    return str(value)
+
+
+def _strict_of(value: Any) -> bool:
+    if type(value) is not bool:
+        raise UsageError("must be true or false")
+    return value
+
+
+_KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "topologies": ("topology", _topologies_of),
+    "steps": ("steps", _steps_of),
+    "allow": ("allow", _allow_of),
+    "strict": ("strict", _strict_of),
+    "timeout": ("timeout", _timeout_of),
+}
+"""By key the parameter of the command, and what makes of the value what the command line would give."""
+
+
+def fill_from_file(context: typer.Context, **given: Any) -> tuple[dict[str, Any], str]:
+    """Take from `[tool.gpudist]` what the command line does not say.
+
+    Args:
+        context: Of the command.
+        **given: Its parameters as they are without the file.
+
+    Returns:
+        The parameters, and a sentence that says which of them the file has set; empty where none.
+
+    Raises:
+        UsageError: Where the file has a key that does not exist, or a value that cannot be meant.
+    """
+    file, table = find_file(working_directory())
+    if file is None:
+        return given, ""
+    said = {_KEYS[key][0]: (key, _value_of(key, value, file)) for key, value in table.items() if _checked(key, file)}
+    used = {name: said[name] for name in given if name in said and not _is_given(context, name)}
+    keys = ", ".join(key for key, _ in used.values())
+    note = f"Set by [tool.gpudist] of {file}: {keys}." if used else ""
+    return {**given, **{name: value for name, (_, value) in used.items()}}, note
+
+
+def find_file(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:
+    """Find the nearest pyproject.toml upwards that has a `[tool.gpudist]`, as ruff finds its own.
+
+    Args:
+        folder: Where to begin.
+
+    Returns:
+        The file and its table; None where there is none.
+
+    Raises:
+        UsageError: Where a pyproject.toml on the way cannot be read.
+    """
+    for place in (folder, *folder.parents):
+        file = place / _FILE
+        if file.is_file():
+            table = _read_file(file).get("tool", {}).get("gpudist")
+            if table is not None:
+                return file, table
+    return None, {}
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{_FILE} must be valid TOML. Received: {str(file)!r} ({error}).") from None
+
+
+def _checked(key: str, file: Path) -> bool:
+    if key in _KEYS:
+        return True
+    hint = did_you_mean(key, _KEYS) or f"Possible keys: {', '.join(_KEYS)}."
+    raise UsageError(f"A key of [tool.gpudist] must be one that gpudist knows. Received: {key} in {file}. {hint}")
+
+
+def _value_of(key: str, value: Any, file: Path) -> Any:
+    try:
+        return _KEYS[key][1](value)
+    except UsageError as error:
+        said = str(error)
+        if said.startswith("must "):
+            said = f"{key} {said}. Received: {key} = {value!r}."
+        raise UsageError(f"{said} ({key} of [tool.gpudist] in {file})") from None
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

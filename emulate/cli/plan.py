@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emulate.cli import options, outputs
-from emulate.cli.command import complain, exits_properly, program_args
+from emulate.cli import options
+from emulate.cli.command import check_outputs, complain, exits_properly, program_args
 from emulate.errors import Hung, ProgramFailed, UsageError
 from emulate.program import shorten_traceback
 
@@ -48,8 +48,7 @@ def plan(
         typer.Option("--measured", metavar="TEXT", help="What you measured: 'N: X examples/s at batch B'. Repeatable."),
     ] = [],  # noqa: B006 (typer copies it)
     gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", metavar="N,N", show_default=False, help="Numbers of GPUs. Default: 1 to 100,000."),
+        str | None, typer.Option("--gpus", metavar="N,N", show_default=False, help="Numbers of GPUs. Default: 1 to 100,000.")
     ] = None,
     examples: Annotated[
         str, typer.Option("--examples", metavar="N", help="Examples in an epoch, for time and price.")
@@ -99,7 +98,7 @@ def plan(
     own_batch = None if batch is None else _count("--batch", batch)
     seconds = options.number_of_seconds(timeout)
     user_program = Program.find(options.program_target(program, module), program_args(context))
-    files = outputs.check(json, html, {"the program itself": user_program.file})
+    files = check_outputs(json, html, {"the program itself": user_program.file})
     recorded = _record(user_program, seconds, own_batch)
     forecast = make_forecast(recorded, machine, points, counts=counts, examples=number, input_per_second=rate, memory=room)
     show_plan(forecast, files.screen)
@@ -121,7 +120,7 @@ def _record(program: Program, seconds: float, batch: int | None) -> Recorded:
     """Run a program for a few steps on one device and read what it recorded."""
     from emulate.plan import check_all_reduce, read_recorded
     from emulate.report import progress_on
-    from emulate.verify.record import record
+    from emulate.verify.api import record
 
     with tempfile.TemporaryDirectory(prefix="gpudist-plan-") as folder, progress_on() as progress:
         operations = Path(folder) / "operations" / "operations.json"

@@ -1,16 +1,20 @@
-"""Define `gpudist verify`, the main command: verify a program and report the verdict."""
+"""Define `gpudist verify`, the main command, and `gpudist compare` for two recorded runs, also from other machines."""
 
 from __future__ import annotations
 
+import json as json_module
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emulate.cli import options, outputs, settings
-from emulate.cli.command import exits_properly, program_args
+from emulate.cli import options
+from emulate.cli.command import HtmlOption, JsonOption, SarifOption, check_outputs, exits_properly, program_args
 from emulate.errors import UsageError
+
+if TYPE_CHECKING:
+    from emulate.verify import Verdict
 
 EXAMPLES = """Examples:
 
@@ -77,9 +81,9 @@ def verify(
         ),
     ] = [],  # noqa: B006
     virtual: options.VirtualOption = False,
-    json: outputs.JsonOption = None,
-    html: outputs.HtmlOption = None,
-    sarif: outputs.SarifOption = None,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+    sarif: SarifOption = None,
     traces: Annotated[
         Path | None,
         typer.Option("--traces", metavar="DIR", help="Save the trace of each run in this folder, for gpudist compare."),
@@ -98,7 +102,9 @@ def verify(
     from emulate.program import Program
     from emulate.report import progress_on
 
-    chosen, from_file = settings.fill(context, topology=topology, steps=steps, allow=allow, strict=strict, timeout=timeout)
+    chosen, from_file = options.fill_from_file(
+        context, topology=topology, steps=steps, allow=allow, strict=strict, timeout=timeout
+    )
     wanted, allow = options.topologies(chosen["topology"], is_virtual=virtual), chosen["allow"]
     count, seconds = options.number_of_steps(chosen["steps"]), options.number_of_seconds(chosen["timeout"])
     number = options.number_of_seed(seed)
@@ -106,7 +112,7 @@ def verify(
     options.check_choices(device=device, network=network, all_reduce=all_reduce, precision=precision)
     user_program = Program.find(options.program_target(program, module), program_args(context))
     others = {"the program itself": user_program.file, "the folder of --traces": traces}
-    files = outputs.check(json, html, others, sarif=sarif, certificate=certificate)
+    files = check_outputs(json, html, others, sarif=sarif, certificate=certificate)
     if traces is not None:
         check_folder(traces)
     options.check_codes(allow)
@@ -147,3 +153,80 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"--traces must name a folder that can be written. {received} ({error.strerror}).") from None
     if full:
         raise UsageError(f"--traces must name an empty folder. {received}, which has contents. Name a new one.")
+
+
+COMPARE_EXAMPLES = """Example:
+
+gpudist verify train.py --topology 1x4 --traces here
+
+gpudist compare here/reference here/1x4"""
+_Trace = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TRACE",
+        help="A run's folder: DIR/reference or DIR/1x4 of verify --traces DIR, DIR/trace of launch --record.",
+        show_default=False,
+    ),
+]
+
+
+@exits_properly
+def compare(
+    context: typer.Context,
+    reference: _Trace,
+    trace: _Trace,
+    allow: options.AllowOption = [],  # noqa: B006
+    strict: options.StrictOption = False,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+) -> int:
+    """Compare two recorded runs, also from different machines. The first is the reference."""
+    for folder in (reference, trace):
+        _check_trace(folder)
+    files = check_outputs(json, html)
+    chosen, from_file = options.fill_from_file(context, allow=allow, strict=strict)
+    options.check_codes(chosen["allow"])
+    verdict = _verdict_of_traces(reference, trace, chosen["allow"])
+    verdict = replace(verdict, strict=chosen["strict"], notes=(*verdict.notes, *filter(None, [from_file])))
+    files.write(verdict)
+    return verdict.exit_code
+
+
+def _check_trace(path: Path) -> None:
+    if (path / "trace.json").is_file():
+        return
+    inside = sorted(str(path / file.parent.name) for file in path.glob("*/trace.json"))
+    hint = f"Traces in it: {', '.join(inside)}." if inside else "'gpudist verify PROGRAM --traces DIR' writes traces into DIR."
+    raise UsageError(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
+
+
+def _verdict_of_traces(reference: Path, trace: Path, allow: list[str]) -> Verdict:
+    from emulate.verify import Reference, Verdict, compare_traces
+
+    run = compare_traces(reference, trace, allow=allow)
+    first, second = _about(reference), _about(trace)
+    return Verdict(
+        program=str(second.get("program") or trace),
+        seed=int(second.get("seed") or 0),
+        device=str(second.get("device") or "cpu"),
+        versions={str(name): str(version) for name, version in dict(second.get("versions") or {}).items()},
+        reference=Reference("ok", run.steps),
+        runs=(run,),
+        notes=tuple(_differences(first, second)),
+    )
+
+
+def _about(trace: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json_module.loads((trace / "trace.json").read_text(encoding="utf-8"))
+    return about
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Return what differed between the runs' settings and may explain a difference."""
+    reference, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
+    names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
+    return [
+        f"The two runs had a different {name}: {reference.get(name)} in the reference, {other.get(name)} here."
+        for name in names
+        if reference.get(name) != other.get(name)
+    ]

@@ -2,14 +2,13 @@
 
 from emulate.probe.batch_norm import CENTERED, SYNCHRONIZED, by_share, rows_of_shares, splits_of
 from emulate.probe.functions import count_operations, counts_the_batch, evaluate, fixed_batches, is_eager, refusal
-from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, TAPES_JOINED, Follow, ProbePlan, Replay
 from emulate.probe.probe import Probe
-from emulate.probe.pulse import Pulse
+from emulate.probe.progress_monitor import Pulse
 from emulate.probe.replay import common_input
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, Variable, digest
-from emulate.probe.trace_writer import TraceWriter
+from emulate.probe.trace_files import TraceWriter, check_intact
 
 __all__ = [
     "CENTERED",

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from emulate.probe import replay, upstream
-from emulate.probe.body import parts_of
 from emulate.probe.point import around
+from emulate.probe.replica_call import parts_of
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe

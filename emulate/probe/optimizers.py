@@ -1,18 +1,78 @@
-"""Hook into an optimizer's apply, the second probe point, which gets each replica's local gradients."""
+"""Hook into optimizers and gradient tapes, which get each replica's local gradients.
+
+An optimizer's apply is the second probe point. Tapes tell what the gradient is taken of, and the steps of loops without a known
+optimizer. Learning rates are recorded, and multiplied by a factor in a comparison run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from emulate.probe import body as bodies
-from emulate.probe import rates, replay, switches, upstream
+from emulate.probe import interventions, replay, upstream
+from emulate.probe import replica_call as bodies
 from emulate.probe.lines import note
+from emulate.probe.plan import TAPES_JOINED
 from emulate.probe.point import around
-from emulate.probe.variables import is_floating, read_local
+from emulate.probe.upstream import is_floating, read_local
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
+
+
+def install_rate(times: float) -> None:
+    """Make the learning rate of all Keras 3 optimizers so many times as large."""
+    for cls, method in upstream.rate_makers():
+        _enlarge_rate(cls, method, times)
+
+
+def _enlarge_rate(cls: Any, method: str, times: float) -> None:
+    @around(cls, method)
+    def current(original: Any, self: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(original(self)) * times
+
+
+def settings_of(optimizer: Any) -> dict[str, float]:
+    """Return an optimizer's settings except for its learning rate: momentum, decay, clipping.
+
+    Args:
+        optimizer: Of any Keras.
+
+    Returns:
+        Its public attributes that are plain numbers.
+    """
+    attributes = getattr(optimizer, "__dict__", {}).items()
+    return {name: float(value) for name, value in attributes if isinstance(value, (int, float)) and not name.startswith("_")}
+
+
+def is_scheduled(optimizer: Any) -> bool:
+    """Return whether an optimizer's learning rate changes with its steps."""
+    rate = upstream.rate_of(optimizer)
+    return callable(rate) and not hasattr(rate, "assign")
+
+
+def first_rate(optimizer: Any) -> float | None:
+    """Return an optimizer's initial learning rate; for a schedule that of the second step, because a warm-up starts at 0.
+
+    Args:
+        optimizer: Of any Keras.
+
+    Returns:
+        The rate, None where it cannot be told.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    rate = upstream.rate_of(optimizer)
+    try:
+        with tf.init_scope():
+            number = rate(1) if is_scheduled(optimizer) else upstream.local_copies(rate)[0]
+            return float(np.asarray(number))
+    except Exception:  # a rate of the program's own making: whatever it raises here, it is not known
+        return None
+
 
 Pairs = list[tuple[Any, Any]]
 _inside: set[tuple[int, int]] = set()  # (optimizer, replica): replicas' threads take turns, so a thread-local would not do
@@ -75,7 +135,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
         note(probe, "apply")
     inner = upstream.inner_optimizer(optimizer)
     marked = {(id(each), replica) for each in (optimizer, inner) if each is not None}
-    name = _name(probe, optimizer)
+    name = probe.names.of(optimizer)
     how = "replicated" if reduced else "skipped" if skips else "sum"
     _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, how=how)
     probe.resume(name, optimizer)
@@ -90,14 +150,14 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
             return None
     recorded = probe.rounding.changed(name, pairs)
     applied = probe.following.applied(name, pairs, recorded)
-    switches.without_clipping(probe, optimizer, inner)
+    interventions.without_clipping(probe, optimizer, inner)
     numbers = upstream.numbers_of(optimizer) if body is not None and probe.plan.keeps_functions else []
     before = [(variable, read_local(variable)) for variable in numbers]
     _inside.update(marked)
     try:
         result = proceed(applied)
     finally:
-        _release(marked)
+        _inside.difference_update(marked)
     # An optimizer of one's own, which gpudist_core gives the sum: each replica has its part of it.
     parts = upstream.replicas_summed(optimizer)
     kept = [(_part(gradient, parts), variable) for gradient, variable in recorded if is_floating(variable)]
@@ -121,11 +181,6 @@ def is_applying(replica: int) -> bool:
     return any(number == replica for _, number in _inside)
 
 
-def _release(marked: set[tuple[int, int]]) -> None:
-    for entry in marked:
-        _inside.discard(entry)
-
-
 def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
     """Return the replica of these gradients, and whether they are already summed over the replicas."""
     import tensorflow as tf
@@ -142,17 +197,98 @@ def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
     return probe.first_replica, True
 
 
-def _name(probe: Probe, optimizer: Any) -> str:
-    return probe.names.of(optimizer)
-
-
 def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool, how: str) -> None:
     if name in probe.facts.optimizers:
         return
     facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales, "aggregation": how}
-    facts["learning_rate"], facts["scheduled"] = rates.first_rate(optimizer), rates.is_scheduled(optimizer)
-    facts["settings"] = rates.settings_of(optimizer)
+    facts["learning_rate"], facts["scheduled"] = first_rate(optimizer), is_scheduled(optimizer)
+    facts["settings"] = settings_of(optimizer)
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
         value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None
     probe.facts.optimizers[name] = facts
+
+
+def install_tapes(probe: Probe) -> None:
+    """Wrap `tf.GradientTape.gradient` and `tf.gradients`."""
+    cls = upstream.tape_class()
+
+    @around(cls, "gradient")
+    def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return _taken(probe, target, sources, lambda: original(self, target, sources, *args, **kwargs))
+
+    for module in upstream.modules_with_gradients():
+
+        @around(module, "gradients")
+        def gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+            return _taken(probe, ys, xs, lambda: original(ys, xs, *args, **kwargs))
+
+
+def _taken(probe: Probe, target: Any, sources: Any, take: Callable[[], Any]) -> Any:
+    """Take gradients and note them, and return them as the plan has them."""
+    import tensorflow as tf
+
+    body = bodies.current()
+    if body is not None:
+        body.taped = body.takes_gradients = True  # the gradient of an all-reduce (synchronized BatchNormalization) is one, too
+    result = take()
+    if body is not None:
+        body.takes_gradients = False
+    probe.coordinated.see_tape()
+    if body is None:
+        return result
+    body.last_tape = tf.nest.flatten(sources), body.num_draws
+    probe.takes_gradients(body.label)
+    if body.lines is not None and _are_variables(sources):
+        body.lines.tape(target, result)
+    result = _joined_over_shares(body, probe, sources, result)
+    if body.is_here():
+        _remember_tape(body, probe, target, sources, result)
+    return _joined_over_replicas(probe, sources, result)
+
+
+def _joined_over_shares(body: bodies.Body, probe: Probe, sources: Any, result: Any) -> Any:
+    """Join the gradients of shares of another run's examples, and return all of them with the last share."""
+    import tensorflow as tf
+
+    plan = probe.plan.replay
+    if plan is None or not plan.taped or body.share is None or not _are_variables(sources):
+        return result
+    return tf.nest.pack_sequence_as(result, replay.taped(plan, body, tf.nest.flatten(result)))
+
+
+def _joined_over_replicas(probe: Probe, sources: Any, result: Any) -> Any:
+    """Join the replicas' gradients at once: everything computed from them then uses those of all."""
+    import tensorflow as tf
+
+    asked = [how for how, switch in TAPES_JOINED.items() if switch in probe.plan.switches]
+    context = tf.distribute.get_replica_context()
+    if not asked or context is None or context.num_replicas_in_sync == 1 or not _are_variables(sources):
+        return result
+    flat = tf.nest.flatten(result)
+    places = [place for place, gradient in enumerate(flat) if gradient is not None]
+    joined = context.all_reduce(asked[0].upper(), [flat[place] for place in places])
+    for place, gradient in zip(places, joined, strict=True):
+        flat[place] = gradient
+    return tf.nest.pack_sequence_as(result, flat)
+
+
+def _are_variables(sources: Any) -> bool:
+    import tensorflow as tf
+
+    variables = tf.nest.flatten(sources)
+    return bool(variables) and all(hasattr(variable, "assign") for variable in variables)
+
+
+def _remember_tape(body: bodies.Body, probe: Probe, target: Any, sources: Any, result: Any) -> None:
+    import tensorflow as tf
+
+    body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and is_floating(t)]
+    variables = tf.nest.flatten(sources)
+    gradients = tf.nest.flatten(result)
+    if len(variables) == len(gradients) and _are_variables(sources) and (body.share is None or body.share == -1):
+        body.tape.append((gradients, variables))
+        of_loop = not (probe.has_optimizer or probe.has_servers)  # where no optimizer is seen to apply; workers take turns
+        for variable in variables if of_loop else ():
+            body.at_tape.setdefault(id(upstream.tf_variable(variable)), read_local(variable))
+        probe.initial.before_first("tape", body.replica, variables)

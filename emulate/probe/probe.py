@@ -12,41 +12,35 @@ from typing import Any
 from emulate import graph_functions
 from emulate.imports import when_imported
 from emulate.probe import (
-    assignments,
-    collectives,
+    captured_constants,
     coordinated,
-    core,
-    draws,
-    epochs,
-    graphs,
-    held,
-    input_rate,
+    datasets,
+    gpudist_core_hooks,
+    interventions,
     lines,
     optimizers,
     point,
-    rates,
+    progress_monitor,
+    random_ops,
     replay,
+    replica_call,
     reports,
-    runs,
-    switches,
-    tapes,
-    told,
     upstream,
+    variable_values,
 )
 from emulate.probe.batch_norm import splits_of
-from emulate.probe.body import Body
 from emulate.probe.facts import Facts
-from emulate.probe.following_gradients import Following
 from emulate.probe.functions import Functions
-from emulate.probe.initial import InitialWeights
+from emulate.probe.gradient_changes import Following, RoundedGradients
 from emulate.probe.plan import ProbePlan
+from emulate.probe.random_streams import Streams
 from emulate.probe.recorder import Record, Recorder
 from emulate.probe.recording import Recording
-from emulate.probe.rounding import RoundedGradients
-from emulate.probe.slices import shard_of
-from emulate.probe.streams import Streams
-from emulate.probe.trace_writer import TraceWriter
-from emulate.probe.variables import Names, is_floating, is_of_metric, read_local
+from emulate.probe.replica_call import Body
+from emulate.probe.trace import shard_of
+from emulate.probe.trace_files import TraceWriter
+from emulate.probe.upstream import Names, is_count_of_each, is_floating, read_local
+from emulate.probe.variable_values import InitialWeights
 from emulate.program import users
 
 _TRAIN_STEPS = "gpudist_core.steps.train"
@@ -90,7 +84,7 @@ class Probe:
         self._receive = receive
         ask = self._ask_for_steps if plan.asks else None
         self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask, keeps_sums=plan.leads)
-        self.epochs = epochs.EpochsOfData(self.recording.write, keeps_dataset=plan.times_input)
+        self.epochs = datasets.EpochsOfData(self.recording.write, keeps_dataset=plan.times_input)
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
         self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))
@@ -102,7 +96,7 @@ class Probe:
         self.recording.at_end.append(self.initial.note_unseen)
         self.recording.at_end.append(self._note_changes)
         if plan.times_input:
-            self.recording.at_end.append(lambda: input_rate.measure(self.epochs.dataset, self.recording.write))
+            self.recording.at_end.append(lambda: datasets.measure_input_rate(self.epochs.dataset, self.recording.write))
         self.streams = Streams(self.recording) if several_hosts else None
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
@@ -118,7 +112,7 @@ class Probe:
         if self.plan.is_untouched:
             point.listen(self._broken)
         when_imported("tensorflow", point.guarded(self._install_tensorflow, "import tensorflow"))
-        core.install(self)
+        gpudist_core_hooks.install(self)
         if self.streams is not None:
             self.streams.install()
         for name, package in (("keras", upstream.KERAS_3), ("tf_keras", upstream.LEGACY_KERAS)):
@@ -134,17 +128,17 @@ class Probe:
 
     def _install_tensorflow(self) -> None:
         if self.plan.replay is not None:
-            told.install(self.plan.replay)
+            interventions.install_numbers(self.plan.replay)
         lines.install(self)
-        told.see_numbers(self._number_seen)
-        runs.install(self)
-        tapes.install(self)
-        assignments.install(self)
-        draws.install(self)
-        epochs.install(self)
-        graphs.install(self)
+        interventions.see_numbers(self._number_seen)
+        replica_call.install(self)
+        optimizers.install_tapes(self)
+        variable_values.install(self)
+        random_ops.install(self)
+        datasets.install(self)
+        captured_constants.install(self)
         self.initial.install()
-        switches.install(self)
+        interventions.install(self)
         reports.install_reduce(self)
         reports.install_local_results(self)
         optimizers.install_tensorflow(self)
@@ -152,16 +146,16 @@ class Probe:
             coordinated.install(self)
         if self.several_hosts:
             recording = self.recording
-            collectives.install(collectives.Listener(self.send, lambda: recording.num_steps, recording.write))
+            progress_monitor.install(progress_monitor.Listener(self.send, lambda: recording.num_steps, recording.write))
 
     def _install_keras(self, package: str) -> None:
         lines.install_keras(self, package)
         optimizers.install_keras(self, package)
         if self.plan.replay is not None and self.plan.replay.rate != 1 and package == upstream.KERAS_3:
-            rates.install(self.plan.replay.rate)
+            optimizers.install_rate(self.plan.replay.rate)
         reports.install_keras(self, package)
-        epochs.install_keras(self, package)
-        switches.install_keras(self, package)
+        datasets.install_keras(self, package)
+        interventions.install_keras(self, package)
 
     def _handle(self, record: Record) -> None:
         """Write what a record says, and, the first time, the function that makes it."""
@@ -273,7 +267,7 @@ class Probe:
         body.begin_pass()
         before = len(body.inputs)
         body.take_inputs(args, kwargs)
-        draws.key_rows(self, body, body.inputs[before:])
+        random_ops.key_rows(self, body, body.inputs[before:])
         result = function(*args, **kwargs)
         result = result if order is None else replay.put_back(body, order, result)
         if body.share is None or (body.share == -1 and self._is_joined_at_tapes):
@@ -301,7 +295,7 @@ class Probe:
         return self.plan.replay is not None and self.plan.replay.taped
 
     def _leave(self, body: Body) -> None:
-        if held.remember_captured(self, body):
+        if captured_constants.remember_captured(self, body):
             self.write_facts()
         if body.applied:
             return
@@ -492,7 +486,7 @@ class Probe:
         """Return floating-point variables of this step's models that no gradient changes."""
         models = list(body.models.values()) if body is not None else []
         variables = [v for model in models for v in getattr(model, "non_trainable_variables", [])]
-        return [v for v in variables if is_floating(v) and not _is_count_of_each(v)]
+        return [v for v in variables if is_floating(v) and not is_count_of_each(v)]
 
     def write_facts(self) -> None:
         """Say what kind of program this is, again whenever more is known."""
@@ -500,17 +494,6 @@ class Probe:
         if text != self._facts_written:
             self._facts_written = text
             self.recording.write({"event": "program", **vars(self.facts)})
-
-
-def _is_count_of_each(variable: Any) -> bool:
-    """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
-    import tensorflow as tf
-
-    if is_of_metric(upstream.tf_variable(variable)):
-        return True
-    if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
-        return False
-    return bool(variable.aggregation == tf.VariableAggregation.SUM)
 
 
 class _Same:

@@ -1,4 +1,4 @@
-"""Pass tensors by reference from a running step to the trace, which is written off the step's path.
+"""Pass tensors by reference from a running step to the trace, and find the inputs that hold the examples of the batch.
 
 A step puts its tensors, packed into one variant, on a queue; that costs a few operations and no copy, works in eager code,
 graphs, `cond` and `while`, and needs no Python callback. A thread takes them off and writes.
@@ -9,9 +9,11 @@ no code after it runs and all its effects are recorded.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -248,3 +250,98 @@ class Recorder:
 def _num_bytes(tensor: Any) -> int:
     """Return the bytes of a tensor, as far as they are known before the graph runs."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size or 0)
+
+
+Array = NDArray[Any]
+Part = dict[str, Any]
+
+
+def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
+    """Return which inputs hold examples: those with the most frequent leading dimension, the first of equals."""
+    counts = Counter(number for number in numbers.values() if number is not None)
+    if not counts:
+        return []
+    most = counts.most_common(1)[0][0]
+    return [position for position, number in sorted(numbers.items()) if number == most]
+
+
+def parts_of(values: Mapping[Key, Array]) -> list[Part]:
+    """Return the inputs of a run in order: dense, sparse (indices, values, shape) or ragged (values, splits)."""
+    parts: dict[int, dict[str, Any]] = {}
+    for key, value in values.items():
+        part = parts.setdefault(key[1], {})
+        if key[2] == "splits":
+            part.setdefault("splits", []).append(value)
+        else:
+            part[key[2]] = value
+    return [parts[position] for position in sorted(parts)]
+
+
+def num_rows(part: Part) -> int | None:
+    """Return the leading dimension of an input, None for a scalar."""
+    if "splits" in part:
+        return len(part["splits"][0]) - 1
+    if "indices" in part:
+        return int(part["shape"][0])
+    dense = part["dense"]
+    return int(dense.shape[0]) if dense.ndim else None
+
+
+def joined(arrays: Sequence[Array], missing: float = 0) -> Array:
+    """Return the rows of several arrays as one, filled up to the widest as `padded_batch` does.
+
+    Args:
+        arrays: Rows of one input, at least one array. Each may have rows of another width.
+        missing: What numbers are filled up with.
+
+    Returns:
+        All rows, in this order.
+    """
+    widths = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
+    if all(list(array.shape[1:]) == widths for array in arrays):
+        return np.concatenate(arrays)
+    fill: Any = b"" if arrays[0].dtype == object else missing
+    widths_missing = [
+        [(0, 0), *((0, wide - size) for wide, size in zip(widths, array.shape[1:], strict=True))] for array in arrays
+    ]
+    return np.concatenate([np.pad(array, pad, constant_values=fill) for array, pad in zip(arrays, widths_missing, strict=True)])
+
+
+def row_names(parts: list[Part]) -> list[str]:
+    """Return the identity of each example: a digest of its part of all inputs."""
+    number = num_rows(parts[0]) if parts else 0
+    return [_row_name([_row_bytes(part, i) for part in parts]) for i in range(number or 0)]
+
+
+def _row_name(pieces: list[bytes]) -> str:
+    state = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        state.update(len(piece).to_bytes(8, "little"))
+        state.update(piece)
+    return state.hexdigest()
+
+
+def _row_bytes(part: Part, i: int) -> bytes:
+    if "splits" in part:
+        return _ragged_row(part, i)
+    if "indices" in part:
+        chosen = part["indices"][:, 0] == i
+        return bytes(part["indices"][chosen, 1:].tobytes() + _bytes(part["values"][chosen]))
+    # Padding at the end says nothing: `padded_batch` of a host fills its rows up to the longest of them, as one device does
+    # to the longest of all. A slice, because a string of a row is no array by itself.
+    return _bytes(part["dense"][i : i + 1]).rstrip(b"\0")
+
+
+def _ragged_row(part: Part, i: int) -> bytes:
+    low, high = i, i + 1
+    pieces = []
+    for splits in part["splits"]:
+        pieces.append((splits[low : high + 1] - splits[low]).tobytes())
+        low, high = int(splits[low]), int(splits[high])
+    return b"".join([*pieces, _bytes(part["values"][low:high])])
+
+
+def _bytes(array: Array) -> bytes:
+    if array.dtype == object:
+        return b"\0".join(bytes(item) if isinstance(item, bytes) else str(item).encode() for item in np.ravel(array))
+    return np.ascontiguousarray(array).tobytes()

@@ -9,12 +9,62 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.probe.applied_apart import MOST_RUNS, Taped, joined
-from emulate.probe.examples import num_rows, parts_of, row_names, row_positions
-from emulate.probe.recorder import Record
-from emulate.probe.slices import Shard, part_of
-from emulate.probe.trace import digest
-from emulate.probe.trace_writer import TraceWriter
+from emulate.probe.recorder import Record, num_rows, parts_of, row_names, row_positions
+from emulate.probe.trace import Shard, digest, part_of
+from emulate.probe.trace_files import TraceWriter
+
+MOST_RUNS = 256
+"""So many runs may be applied together."""
+
+Run = dict[str, Any]
+
+
+class Taped:
+    """Hold runs whose gradients were taken but not applied: they belong to the step that applies them.
+
+    Several runs may be applied together (accumulation), and several optimizers may apply one run's gradients, each once.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[Run]] = {}
+        self._takers: dict[int, set[str]] = {}
+
+    def add(self, replica: int, run: Run, kept_by: str | None) -> None:
+        """Add a run that made gradients. `kept_by` names the program's function that stored them in variables."""
+        if self._takers.pop(replica, None):
+            self._runs.pop(replica)
+        entry: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
+        entry["kept_by"] = kept_by
+        self._runs.setdefault(replica, []).append(entry)
+        del self._runs[replica][:-MOST_RUNS]
+
+    def take(self, optimizer: str, replicas: list[int] | None = None) -> list[Run]:
+        """Return the runs whose gradients an optimizer applies, replica after replica. Default: those of all replicas."""
+        chosen = sorted(self._runs) if replicas is None else replicas
+        return [run for replica in chosen for run in self._take(optimizer, replica, self._runs.get(replica, []))]
+
+    def take_kept(self, optimizer: str, replica: int, kept_by: str) -> list[Run]:
+        """Return the runs of a replica in which the same function of the program stored its gradients."""
+        return self._take(optimizer, replica, [run for run in self._runs.get(replica, []) if run["kept_by"] == kept_by])
+
+    def _take(self, optimizer: str, replica: int, runs: list[Run]) -> list[Run]:
+        if not runs or optimizer in self._takers.get(replica, set()):
+            return []
+        self._takers.setdefault(replica, set()).add(optimizer)
+        return runs
+
+
+def join_applied(runs: list[Run]) -> dict[str, Any]:
+    """Return the examples of several runs together, the sum of their objectives if all have one, and the runs per replica."""
+    if not runs:
+        return {}
+    fields: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
+    fields["runs"] = max(Counter(run["replica"] for run in runs).values())
+    fields["draws"] = [draw for run in runs for draw in run.get("draws", [])]
+    if all("objective" in run for run in runs):
+        fields["objective"] = sum(run["objective"] for run in runs)
+    return fields
+
 
 Array = NDArray[Any]
 WEIGHT_ELEMENTS = 1 << 16
@@ -208,10 +258,10 @@ class Recording:
         event["draws"] = _draws(record)
         if about.get("apply_only"):
             runs = self._taped.take(optimizer, [replica])
-            event |= _without_inputs(event) | joined(runs) if runs else {}
+            event |= _without_inputs(event) | join_applied(runs) if runs else {}
         elif "rows" in event and not event.get("tape") and about.get("kept_by"):
             runs = self._taped.take_kept(optimizer, replica, about["kept_by"])
-            event |= _without_inputs(event) | joined([*runs, event]) if runs else {}  # the last of several batches
+            event |= _without_inputs(event) | join_applied([*runs, event]) if runs else {}  # the last of several batches
         self._place(event, about.get("kept_by"), fused="rows" in event or about.get("rows") == "none")
 
     def _place(self, event: dict[str, Any], kept_by: str | None, *, fused: bool) -> None:
@@ -225,7 +275,7 @@ class Recording:
         if event.get("reduced"):
             runs = [run for _, pending in sorted(self._pending.items()) for run in pending]
             self._pending.clear()
-            event |= joined(self._taped.take(event["optimizer"]) or runs)
+            event |= join_applied(self._taped.take(event["optimizer"]) or runs)
             self._write_step(event)
             return
         self._rowless[replica] = event
@@ -294,18 +344,14 @@ class Recording:
         if rowless is not None:
             self._write_step(rowless | run)
             return
-        self._flush_evaluations(replica)
+        for evaluation in self._pending.pop(replica, []):  # runs without a following apply
+            self.write({"event": "evaluation", "replica": replica, "rows": evaluation.get("rows", [])})
         objectives = _objective(record)
         run |= {"draws": _draws(record), "replica": replica, **objectives}
         if record.about.get("taped"):
             self._taped.add(replica, run, record.about.get("kept_by"))
         else:
             self._pending.setdefault(replica, []).append(run)
-
-    def _flush_evaluations(self, replica: int) -> None:
-        """Write runs without a following apply as evaluations."""
-        for run in self._pending.pop(replica, []):
-            self.write({"event": "evaluation", "replica": replica, "rows": run.get("rows", [])})
 
     def _report(self, record: Record) -> None:
         about = record.about

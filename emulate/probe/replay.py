@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emulate import graph_functions
-from emulate.probe import told
+from emulate.probe import interventions
 from emulate.probe.batch_norm import numbers_of_shares
-from emulate.probe.examples import joined, row_positions
 from emulate.probe.plan import Replay
-from emulate.probe.slices import local_slice, shard_of
-from emulate.probe.trace import Array, Step, Trace
-from emulate.probe.variables import is_floating
+from emulate.probe.recorder import joined, row_positions
+from emulate.probe.trace import Array, Step, Trace, local_slice, shard_of
+from emulate.probe.upstream import is_floating
 
 if TYPE_CHECKING:
-    from emulate.probe.body import Body
     from emulate.probe.probe import Probe
-    from emulate.probe.variables import Names
+    from emulate.probe.replica_call import Body
+    from emulate.probe.upstream import Names
 
 
 def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -276,7 +275,7 @@ class Rows:
         for number, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
             body.share = number if number < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
-            with told.numbered(self._first_of(share) if self._numbered else None):
+            with interventions.numbered(self._first_of(share) if self._numbered else None):
                 results.append(probe.call_once(body, function, new_args, new_kwargs))
         body.share = None
         return _joined_result(results, summed=self._summed)

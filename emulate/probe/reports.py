@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from emulate.probe import body as bodies
+from emulate.probe import replica_call as bodies
 from emulate.probe import upstream
 from emulate.probe.point import around, caller
-from emulate.probe.variables import is_floating, mark_of_metric
+from emulate.probe.upstream import is_floating, mark_of_metric
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe

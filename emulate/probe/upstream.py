@@ -1,15 +1,18 @@
-"""Collect the private names of TensorFlow, Keras and tf_keras for the probe.
+"""Collect the private names of TensorFlow, Keras and tf_keras for the probe, and read names and values of variables.
 
 A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+import threading
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -510,3 +513,153 @@ def _digest_of(graph: Any, dataset: Any) -> str:
         waiting += stage._inputs()
         state.update(str(getattr(stage, FIRST_NUMBER, "")).encode())
     return state.hexdigest()
+
+
+KERAS_LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
+
+
+def stack() -> list[tuple[str, int]]:
+    """Return (file, line) of each call on this thread, outermost first, through autograph's map of its code (TF 2.21)."""
+    if "tensorflow" not in sys.modules:
+        return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack()]
+    return [(frame.filename, frame.lineno) for frame in load("tensorflow.python.util.tf_stack").extract_stack()]
+
+
+def converter() -> tuple[Any, str]:
+    """Return where autograph converts a function: module and name. The result has `ag_source_map` (TF 2.21)."""
+    return load("tensorflow.python.autograph.impl.api"), "_convert_actual"
+
+
+def origins_of(converted: Any) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+    """Yield each line of a converted function with the line that it was made of."""
+    for place, origin in getattr(converted, "ag_source_map", {}).items():
+        yield (place.filename, place.lineno), (origin.loc.filename, origin.loc.lineno)
+
+
+def graph_class() -> Any:
+    """Return the class whose `_create_op_internal` makes each operation of a traced function (TF 2.21)."""
+    return load("tensorflow.python.framework.func_graph").FuncGraph
+
+
+def operations_of(graph: Any, name: str) -> list[Any]:
+    """Return the operations of a function that operations of a graph call (`Graph._functions`, TF 2.21)."""
+    return list(graph._functions[name].graph.get_operations())
+
+
+def replica_collectives() -> list[tuple[Any, str]]:
+    """(class, method) of what replicas put their values together with (TF 2.21)."""
+    lib = load("tensorflow.python.distribute.distribute_lib")
+    return [(lib.ReplicaContextBase, "all_reduce"), (lib.ReplicaContext, "all_gather")]
+
+
+def options_class() -> Any:
+    """Return the class whose attributes are the options of datasets, `auto_shard_policy` among them (TF 2.21)."""
+    return load("tensorflow.python.data.util.options").OptionsBase
+
+
+def checkpoint_class() -> Any:
+    """`tf.train.Checkpoint`."""
+    return load("tensorflow.python.checkpoint.checkpoint").Checkpoint
+
+
+def layer_classes_of(package: str) -> list[Any]:
+    """Return the Layer class of an imported Keras version."""
+    return [sys.modules[name].Layer for name in KERAS_LAYERS if name in sys.modules and name.startswith(f"{package}.")]
+
+
+def tensor_number(tensor: Any) -> int | None:
+    """Return an eager tensor's number, which no other has; None for anything else."""
+    number = getattr(tensor, "_id", None)
+    return number if isinstance(number, int) else None
+
+
+@contextlib.contextmanager
+def watching_operations(see: Callable[..., None]) -> Iterator[None]:
+    """Call `see` with each operation that this thread runs in eager code (TF 2.21).
+
+    MirroredStrategy gives the threads of its replicas the one list of callbacks of the thread that calls it (2.21,
+    mirrored_run.py), so a callback is called by the other replicas, too, and by what adds up over them.
+    """
+    callbacks, own = load("tensorflow.python.framework.op_callbacks"), threading.get_ident()
+
+    def see_own(*args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == own:
+            see(*args, **kwargs)
+
+    callbacks.add_op_callback(see_own)
+    try:
+        yield
+    finally:
+        callbacks.remove_op_callback(see_own)
+
+
+class Names:
+    """Give every variable a stable, unique name: its path in the model, numbered if two share one."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, str] = {}
+        self._taken: dict[str, int] = {}
+        self._kept: list[Any] = []
+
+    def of(self, variable: Any) -> str:
+        """Return the variable's name, the same for each call."""
+        inner = tf_variable(variable)
+        key = id(variable if inner is None else inner)  # one that Keras has not made yet has none
+        if key not in self._by_id:
+            self._by_id[key] = self._new(_path(variable))
+            self._kept += [variable, inner]
+        return self._by_id[key]
+
+    def _new(self, path: str) -> str:
+        count = self._taken.get(path, 0) + 1
+        self._taken[path] = count
+        return path if count == 1 else f"{path}#{count}"
+
+
+def _path(variable: Any) -> str:
+    path = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
+    if path == type(variable).__name__:  # an optimizer by its default name: SGD in Keras 2 and 3.12 (for Python 3.10), else sgd
+        path = path.lower()
+    return str(path).removesuffix(":0")
+
+
+def read_local(variable: Any) -> Any:
+    """Return a tensor with the value for the current replica (the first copy outside of replicas)."""
+    return tf_variable(variable).read_value()
+
+
+def copy_of(variable: Any, local: int) -> Any:
+    """Return the plain tf.Variable that a local replica uses."""
+    copies = local_copies(variable)
+    return copies[local % len(copies)]
+
+
+def is_floating(variable: Any) -> bool:
+    """Return whether a variable or tensor holds numbers that training changes. Keras names dtypes by strings."""
+    dtype = getattr(variable, "dtype", None)
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", "")
+    return name.startswith(("float", "bfloat"))
+
+
+_of_metrics: list[Any] = []
+
+
+def mark_of_metric(variable: Any) -> None:
+    """Note that a Keras variable belongs to a metric. Within a `tf.function` its tf.Variable is only made later."""
+    _of_metrics.append(variable)
+
+
+def is_of_metric(variable: Any) -> bool:
+    """Return whether a tf.Variable belongs to a metric (`mark_of_metric`)."""
+    return any(tf_variable(other) is variable for other in _of_metrics)
+
+
+def is_count_of_each(variable: Any) -> bool:
+    """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
+    import tensorflow as tf
+
+    if is_of_metric(tf_variable(variable)):
+        return True
+    if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
+        return False
+    return bool(variable.aggregation == tf.VariableAggregation.SUM)

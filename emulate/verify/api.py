@@ -1,4 +1,4 @@
-"""Define the public functions: verify a program, and compare two recorded runs."""
+"""Define the public functions: verify a program, compare two recorded runs, and record one run."""
 
 from __future__ import annotations
 
@@ -13,28 +13,50 @@ from typing import TYPE_CHECKING, Any
 from emulate.devices import choose_device
 from emulate.errors import UsageError
 from emulate.faults import Fault, check_for, parse_all
-from emulate.probe import Trace, check_intact
+from emulate.probe import ProbePlan, Trace, check_intact, fixed_batches, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify.case import Case
 from emulate.verify.certify import certify
-from emulate.verify.endings import how_it_failed
+from emulate.verify.checks import NOT_SEEN, check_virtual, lack_of_memory, trace_budget
 from emulate.verify.judge import judge
-from emulate.verify.outcome import Outcome
-from emulate.verify.room import lack_of_memory, trace_budget
+from emulate.verify.result import Outcome, RunResult, StartedRuns
 from emulate.verify.run_summary import steps_run
 from emulate.verify.runner import Runner
 from emulate.verify.session import Session
-from emulate.verify.settings import Settings
-from emulate.verify.started_runs import StartedRuns
-from emulate.verify.step_limit import AUTO, Steps
+from emulate.verify.settings import AUTO, Settings, Steps
 from emulate.verify.verdict import OF_REFERENCE, Reference, Run, Verdict
-from emulate.verify.virtual import NOT_SEEN, check_virtual
 from gpudist_core.installed import installed_version, own_version
 
 if TYPE_CHECKING:
     from emulate.cluster import Preload
     from emulate.progress import Progress
+
+
+def how_it_failed(trace: Trace) -> str | None:
+    """Return which hosts raised or stopped recording before their program ended; None if all ended well.
+
+    A host writes how it ended as its last word; one that was killed has none.
+    """
+    ends = {host: str(event["reason"]) for host, event in trace.of("end")}
+    if all(ends.get(host) in ("returned", "steps") for host in range(trace.topology.num_stepping_hosts)):
+        return None
+    steps = _steps_of_hosts(trace)
+    texts = [f"host {host} {_ENDS[ends.get(host, '')]} after {steps[host]} steps" for host in sorted(steps)]
+    whose = "reference's" if trace.about.get("role") == "reference" else "recorded"
+    return f"The {whose} run did not end well: {', '.join(texts)}."
+
+
+_ENDS = {"returned": "was done", "steps": "had all its steps", "raised": "raised", "": "stopped"}
+
+
+def _steps_of_hosts(trace: Trace) -> dict[int, int]:
+    """Return the number of steps of each host: the largest of its optimizers."""
+    counts = dict.fromkeys(range(trace.topology.num_stepping_hosts), 0)
+    for host, event in trace.of("step"):
+        counts[host] = max(counts[host], int(event["step"]) + 1)
+    return counts
+
 
 DEFAULT_TOPOLOGY = "1x4"
 SHOWN_PATHS = 8
@@ -120,6 +142,8 @@ def verify(
     resolved = program if isinstance(program, Program) else Program.find(program, args)
     lacking = {**lack_of_memory(topologies), **choice.lacking}
     fitting = [topology for topology in topologies if topology not in lacking]
+    folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     settings = Settings(
         program=resolved,
         seed=seed,
@@ -129,7 +153,7 @@ def verify(
         network=network,
         all_reduce=all_reduce,
         precision=precision,
-        budget=trace_budget(_place(traces), fitting),
+        budget=trace_budget(existing, fitting),
         tf_config=any(topology.has_several_hosts for topology in fitting),
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
@@ -157,12 +181,7 @@ _OF_SERVERS = f"Topologies with parameter servers are compared with one worker a
 
 
 def _judge_all(
-    runner: Runner,
-    program: str,
-    seed: int,
-    allow: Collection[str],
-    topologies: Sequence[Topology],
-    certificate: Path | None,
+    runner: Runner, program: str, seed: int, allow: Collection[str], topologies: Sequence[Topology], certificate: Path | None
 ) -> tuple[Reference, list[Run], list[str]]:
     """Return what the (first) reference did, the verdict on each topology, and what holds for all of them."""
     references: list[Reference] = []
@@ -213,12 +232,6 @@ def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologi
 
 def _unavailable(topology: Topology, why: str) -> Run:
     return Run(topology=str(topology), verdict="unavailable", all_reduce="none", notes=(why,))
-
-
-def _place(traces: Path | None) -> Path:
-    """Return the nearest existing folder above the place of the traces."""
-    folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _meetings(started: StartedRuns) -> list[str]:
@@ -307,3 +320,37 @@ def _check(steps: Steps, timeout: float) -> None:
         raise UsageError(f"steps must be >= 1. Received: steps={steps}. None compares all steps.")
     if timeout <= 0:
         raise UsageError(f"timeout must be > 0, in seconds. Received: timeout={timeout}.")
+
+
+def record(
+    program: Program, folder: Path, operations: Path, *, steps: int, timeout: float, progress: Progress
+) -> tuple[RunResult, tuple[str, ...]]:
+    """Record a program on one device of the CPU, and count the operations and the live bytes of its step.
+
+    Args:
+        program: What to run.
+        folder: An existing folder for the trace.
+        operations: The file for the operations. None is written where the steps are not in a graph.
+        steps: After how many steps it is stopped.
+        timeout: The time limit in seconds.
+        progress: Told of the run.
+
+    Returns:
+        How the run went, and what the user should know about it.
+    """
+    settings = Settings(program=program, steps=steps, timeout=timeout)
+    with Runner(settings, folder, progress) as runner:
+        runner.expect(2)
+        plan = ProbePlan(folder, keeps_functions=True, times_input=True)
+        result = runner.start("one device", REFERENCE, plan, reference=True).result()
+        if result.status == "ok" and result.trace is not None and refusal(result.trace) is None:
+            half = _with_half_the_batch(runner, folder) if fixed_batches(result.trace) else None
+            runner.count_operations(result, half, operations)
+        return result, tuple(runner.notes())
+
+
+def _with_half_the_batch(runner: Runner, folder: Path) -> RunResult | None:
+    """Run the program with half of each batch: its graphs show which tensors grow with it. None where that is not possible."""
+    plan = ProbePlan(folder, keeps_functions=True, halves=True)
+    result = runner.start("half the batch", REFERENCE, plan, reference=True).result()
+    return result if result.status == "ok" and result.trace is not None and refusal(result.trace) is None else None

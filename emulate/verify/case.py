@@ -2,28 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from emulate.probe import SYNCHRONIZED
 from emulate.probe.facts import Facts
-from emulate.probe.trace import Trace
-from emulate.verify.agreement import Agreement, agreement
-from emulate.verify.arithmetic import explain, fit_parts
+from emulate.probe.trace import Trace, Variable
+from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
-from emulate.verify.confirmed import Rerun, confirmed, with_noise_of_reports
-from emulate.verify.fit import Explanation, Fit
+from emulate.verify.compared_runs import complete
 from emulate.verify.ledger import Ledger
-from emulate.verify.ledgers import ledgers
+from emulate.verify.ledgers import is_in_order, ledgers
 from emulate.verify.lines import ProgramLines
-from emulate.verify.meetings import Met
-from emulate.verify.order import is_in_order
-from emulate.verify.outcome import Outcome
 from emulate.verify.recovery import Recovery
-from emulate.verify.repeats import differing, draws_the_same, starts_alike, trains_on_the_same
-from emulate.verify.result import RunResult
+from emulate.verify.repeats import (
+    Rerun,
+    compare_confirmed,
+    differing,
+    draws_the_same,
+    starts_alike,
+    trains_on_the_same,
+    with_noise_of_reports,
+)
+from emulate.verify.result import Met, Outcome, RunResult
 from emulate.verify.verdict import Difference, Finding
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Describe a variable whose value differs between replicas.
+
+    Attributes:
+        step: The step after which it differs, -1 for the initial value.
+        groups: Who agrees with whom: lists of replicas (for the initial value `host h replica r`).
+        tensors: How many variables differ then.
+    """
+
+    tensor: str
+    step: int
+    optimizer: str | None
+    groups: tuple[tuple[str, ...], ...]
+    tensors: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Hold the result; `checked` counts the steps in which at least two replicas could be compared."""
+
+    initial: Disagreement | None
+    first: Disagreement | None
+    checked: int
+
+
+def agreement(trace: Trace) -> Agreement:
+    """Check a trace. Only trainable variables count: moving statistics and metrics may differ between replicas."""
+    initial = trace.variables("initial")
+    start = _differing({f"host {host} replica {replica}": values for (host, replica), values in sorted(initial.items())})
+    before = _disagreement(start, -1, None) if start else None
+    disagreements: list[Disagreement] = []
+    checked = 0
+    for optimizer in trace.optimizers:
+        for k, step in enumerate(complete(trace, optimizer)):
+            checked += len(step) > 1
+            apart = _differing({f"replica {replica}": local.weights for replica, local in sorted(step.items())})
+            if apart:
+                disagreements.append(_disagreement(apart, k, optimizer))
+                break
+    return Agreement(before, min(disagreements, key=lambda d: d.step) if disagreements else None, checked)
+
+
+def _differing(values: Mapping[str, Mapping[str, Variable]]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return each variable that differs, with the groups of replicas that agree."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for who, variables in values.items():
+        for name, variable in variables.items():
+            if variable.trainable:
+                groups.setdefault(name, {}).setdefault(variable.digest, []).append(who)
+    return {name: tuple(tuple(g) for g in by_digest.values()) for name, by_digest in groups.items() if len(by_digest) > 1}
+
+
+def _disagreement(apart: Mapping[str, tuple[tuple[str, ...], ...]], step: int, optimizer: str | None) -> Disagreement:
+    tensor = next(iter(apart))
+    return Disagreement(tensor, step, optimizer, apart[tensor], len(apart))
+
 
 RATE = "rate-times-"
 """Before a number: what is asked for is the reference with so many times the learning rate."""
@@ -34,21 +96,13 @@ BY_LOSS = "by-loss"
 _ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 
 
-def _nothing(*_: str) -> Rerun | None:
+def _nothing(*_: str) -> None:
     return None
 
 
 def _inputs(places: Sequence[int]) -> str:
     numbers = ", ".join(str(place + 1) for place in places)
     return f"input {numbers}" if len(places) == 1 else f"inputs {numbers}"
-
-
-def _not_made() -> RunResult | None:
-    return None
-
-
-def _no_trace() -> Trace | None:
-    return None
 
 
 class Case:
@@ -98,15 +152,15 @@ class Case:
         plain: Trace | None = None,
         source: Trace | None = None,
         same_seed: Trace | None = None,
-        repeat: Callable[[], Trace | None] = _no_trace,
+        repeat: Callable[[], Trace | None] = _nothing,
         untouched: Trace | None = None,
         rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = tuple,
         reported: Callable[[], Sequence[Trace]] = tuple,
-        own_seeds: Callable[[], RunResult | None] = _not_made,
-        own_hashes: Callable[[], RunResult | None] = _not_made,
+        own_seeds: Callable[[], RunResult | None] = _nothing,
+        own_hashes: Callable[[], RunResult | None] = _nothing,
         hash_places: Sequence[str] = (),
-        own_listing: Callable[[], RunResult | None] = _not_made,
+        own_listing: Callable[[], RunResult | None] = _nothing,
         listing_places: Sequence[str] = (),
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
@@ -153,7 +207,9 @@ class Case:
             return compare(self.reference, self.topology).with_noise_of(normalized[1])
         source = self._source if self.reference.follows else None
         is_known = self._agrees_normalized_alike
-        of_steps = confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=is_known)
+        of_steps = compare_confirmed(
+            self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=is_known
+        )
         return with_noise_of_reports(of_steps, self._reported)
 
     def _agrees_normalized_alike(self) -> bool:
@@ -366,7 +422,7 @@ class Case:
         """Return the differences of the base that neither the arithmetic nor its consequences explain."""
         named = self.has("initial-weights") or self.has("unseeded-randomness")
         points = [p for p in self.base.exceeding if not (named and p.measure.key.kind == "initial-weight")]
-        return [point for point in points if not self._is_explained(point)]
+        return [point for point in points if not any(predicate(point) for predicate in self._explained)]
 
     def explain(self, predicate: Callable[[Point], bool]) -> None:
         """Note that a cause explains these differences."""
@@ -413,9 +469,6 @@ class Case:
             return point.step >= step and (is_of_update or (point.step > step and not follows))
 
         self.explain(is_explained)
-
-    def _is_explained(self, point: Point) -> bool:
-        return any(predicate(point) for predicate in self._explained)
 
     def cut(self, step: int, why: str, *, at: Sequence[str] = ()) -> None:
         """Leave out everything from a step on (in the step itself all but the kinds `at`): it cannot be compared."""

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from emulate.probe import Step, StoredArray, Trace
-from emulate.verify.arrays import Floats, aligned, eps_of, norm
 from emulate.verify.case import Case
-from emulate.verify.causes.batchnorm import BATCHNORM
+from emulate.verify.causes.local_batches import BATCHNORM
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, total, weights_before
+from emulate.verify.gradients import Floats, StepOfAll, aligned, eps_of, gradients_of, names_of, norm, total, weights_before
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
 from emulate.verify.verdict import BY_DESIGN, Run
 from gpudist_core.certificates import MOST, NUM, START, STEPS, Certificate, Input, Integers, Tensor, examples_of, project

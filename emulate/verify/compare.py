@@ -1,8 +1,18 @@
-"""Compare a topology's trace with the reference's, against the noise floor."""
+"""Compare a topology's trace with the reference's, against the noise floor.
+
+Tell a unit on the other side of its kink from a wrong gradient. A ReLU, a maximum or a comparison makes rounding visible: a
+pre-activation of 1e-9 is positive in one run and negative in the other, and a whole row's contribution to some gradients
+appears or is gone. That is no fault of the program; the noise runs show it too, but not necessarily in the same step. It looks
+like this: after steps in which everything agreed to rounding, the *gradients* of one step differ by a little. From then on the
+runs are disturbed, and more units fall. A bug is there from the first step on and in each of them, or is large when it comes,
+or shows in the weights before the gradients. A count or an accuracy that jumps by a row now and then, while all gradients
+agree, is a kink too.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,13 +22,76 @@ import numpy as np
 from emulate.probe.trace import Trace
 from emulate.verify.compared_runs import Runs, complete
 from emulate.verify.gradients import GradientView, names_of, taped_views, views
-from emulate.verify.kinks import cancelled_onset, kink_onset
-from emulate.verify.measure import Measure
-from emulate.verify.measured_reports import of_other_steps, of_own_statistics
+from emulate.verify.measure import Measure, of_other_batches, of_other_steps, of_own_statistics
 from emulate.verify.measures import measure_all
 from emulate.verify.noise import FACTOR, REPORTED, Key, floors
-from emulate.verify.reported import of_other_batches
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
+
+SMALL = 1e-2
+"""Largest relative L2 difference that a few units of one row cause in a gradient."""
+FADES = 0.1
+"""Fraction of the largest difference from which a later step counts as its return."""
+JUMP = 0.05
+"""Largest relative jump of a metric that single rows may explain."""
+SELDOM = 0.25
+"""Largest fraction of a metric's values that may jump."""
+
+
+def kink_onset(points: Sequence[Point]) -> int | None:
+    """Return the step from which on kinks may explain all differences; None if they cannot, or there are none."""
+    out = _out(points)
+    if not out:
+        return None
+    first = min(p.step for p in out)
+    kinds = {p.measure.key.kind for p in out if p.step == first}
+    if "gradient" in kinds:
+        return first if _starts_small(out, first) and (first > 0 or not _comes_back(points)) else None
+    return first if kinds == {"metric"} and _jumps_seldom(points, out) else None
+
+
+def cancelled_onset(points: Sequence[Point]) -> int | None:
+    """Return the step from which on weights differ although no gradient does; None if something else differs first.
+
+    A gradient that cancels over the batch is rounding alone: an optimizer that divides by its size makes a step of it.
+    """
+    out = _out(points)
+    if not out:
+        return None
+    first = min(p.step for p in out)
+    return first if {p.measure.key.kind for p in out if p.step == first} == {"weight"} else None
+
+
+def _out(points: Sequence[Point]) -> list[Point]:
+    """Return what is beyond the noise floor; nothing if rounding cannot be the reason."""
+    out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
+    return [] if any(p.measure.non_finite or (p.measure.key.kind == "initial-weight" and not p.step) for p in out) else out
+
+
+def _starts_small(out: Sequence[Point], first: int) -> bool:
+    return all(p.measure.relative < SMALL for p in out if p.step == first and p.measure.key.kind == "gradient")
+
+
+def _comes_back(points: Sequence[Point]) -> bool:
+    """Return whether most steps after the first difference have one of about the same relative size."""
+    by_step: dict[int, float] = defaultdict(float)
+    for p in points:
+        if p.measure.key.kind == "gradient":
+            by_step[p.step] = max(by_step[p.step], p.measure.relative if p.exceeds else 0.0)
+    sizes = [by_step[k] for k in sorted(by_step)]
+    again = [size for size in sizes if size >= FADES * max(sizes)]
+    return len(again) >= max(2, len(sizes) / 2) or len(sizes) == 1
+
+
+def _jumps_seldom(points: Sequence[Point], out: Sequence[Point]) -> bool:
+    if any(p.measure.key.kind not in REPORTED or p.measure.relative > JUMP for p in out):
+        return False
+    names = {p.measure.key for p in out}
+    return all(_count(out, name) <= SELDOM * _count(points, name) for name in names)
+
+
+def _count(points: Sequence[Point], key: object) -> int:
+    return sum(p.measure.key == key for p in points)
+
 
 KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric", "final-weight")
 """Order in which the differences of one step arise."""
@@ -104,7 +177,9 @@ class Comparison:
     @cached_property
     def exceeding(self) -> tuple[Point, ...]:
         """Return what is more than rounding, in the order of computation."""
-        return tuple(sorted((p for p in self.points if p.exceeds), key=_order))
+        return tuple(
+            sorted((p for p in self.points if p.exceeds), key=lambda p: (p.step, _place(p.measure.key.kind), -p.ratio))
+        )
 
     @property
     def first(self) -> Difference | None:
@@ -227,11 +302,6 @@ class Comparison:
         return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)
 
 
-def _order(point: Point) -> tuple[int, int, float]:
-    kind = point.measure.key.kind
-    return (point.step, _place(kind), -point.ratio)
-
-
 def compare(
     reference: Trace,
     topology: Trace,
@@ -352,7 +422,9 @@ def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
 
 
 def _not_compared(runs: Runs) -> list[str]:
-    texts = [f"optimizer {name} (it steps only in the {_only(runs, name)})" for name in _apart(runs)]
+    known = set(runs.reference.optimizers)
+    lone = {name: "reference" if name in known else "topology" for name in sorted(known ^ set(runs.topology.optimizers))}
+    texts = [f"optimizer {name} (it steps only in the {where})" for name, where in lone.items()]
     for optimizer in runs.optimizers:
         for ours, theirs in runs.pairs(optimizer)[:1]:
             apart = set(names_of(ours)) ^ set(names_of(theirs))
@@ -372,14 +444,6 @@ def _not_compared(runs: Runs) -> list[str]:
     return texts + [
         f"{name} (over all steps before it, and the runs made different numbers of steps)" for name in of_other_steps(runs)
     ]
-
-
-def _apart(runs: Runs) -> list[str]:
-    return sorted(set(runs.reference.optimizers) ^ set(runs.topology.optimizers))
-
-
-def _only(runs: Runs, name: str) -> str:
-    return "reference" if name in runs.reference.optimizers else "topology"
 
 
 def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_noise: bool) -> list[str]:

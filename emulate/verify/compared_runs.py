@@ -1,16 +1,220 @@
-"""Hold the traces of one comparison, and the steps that can be compared."""
+"""Hold the traces of one comparison, and the steps that can be compared.
+
+`aggregation` determines how one gradient is made of the replicas' gradients. Every optimizer of Keras adds the local gradients
+up, unless it is told that they are added up already (`skipped`): then each replica has all of it. A loop that a probe saw
+through its tapes reduces them itself, as a sum or as a mean, where no probe can see it; but the first step tells: the weights
+move by the one or by the other.
+
+`computed_in` determines in what precision gradients were computed: mixed precision stores in float32 what it rounded to 16
+bits. Permuting the rows of a 16-bit program shows little: sums are accumulated in 32 bits and rounded once, and the order of
+the rows seldom changes how. On several replicas each partial sum is rounded by itself. So the unit in the last place that
+counts is that of the computation, and the noise runs must be disturbed by that much.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
 
 from emulate.probe.facts import Facts
-from emulate.probe.trace import Trace
-from emulate.verify.aggregation import aggregation
-from emulate.verify.gradients import StepOfAll
-from emulate.verify.precision import Short, computed_in
+from emulate.probe.trace import Array, StoredArray, Trace
+from emulate.verify.gradients import Floats, StepOfAll, aligned, eps_of, gradients_of, names_of, weight_of, weights_before
+
+_ENOUGH = 8
+"""So many numbers are not all short by chance."""
+_ODD = 0.2
+"""Smallest fraction of rounded numbers that use their last bit. About half of them do, and few small whole numbers."""
+_PRECISION_STEPS = 2
+"""Number of first steps to check. Rounding is the same in all steps."""
+
+Short = tuple[int, float]
+"""Trailing zero bits of a float32's mantissa, and the unit in the last place at 1 of what was rounded so."""
+_UNITS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+_SHORT: tuple[Short, ...] = ((16, _UNITS["bfloat16"]), (13, _UNITS["float16"]))
+"""bfloat16 and float16."""
+
+
+def computed_in(trace: Trace) -> tuple[Short, ...]:
+    """Return the 16-bit precisions that a run's gradients were rounded to; naturally short numbers (counts) do not count."""
+    elements: Counter[Short] = Counter()
+    odd: Counter[Short] = Counter()
+    for name in trace.optimizers:
+        for step in trace.steps(name)[:_PRECISION_STEPS]:
+            for array in step[min(step)].gradients.values():
+                bits = _bits(array.read())
+                short = _short_in(bits, _SHORT)
+                if short is not None:
+                    elements[short] += bits.size
+                    odd[short] += int(((bits >> np.uint32(short[0])) & 1).sum())
+    return tuple(short for short in _SHORT if elements[short] >= _ENOUGH and odd[short] >= _ODD * elements[short])
+
+
+def _bits(values: Array) -> Array:
+    """Return the bits of the finite, nonzero float32 numbers; none for other dtypes."""
+    if values.dtype != np.float32:
+        return np.zeros(0, np.uint32)
+    bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
+    kept: Array = bits[((bits << 1) != 0) & np.isfinite(values.reshape(-1))]
+    return kept
+
+
+def _short_in(bits: Array, among: tuple[Short, ...]) -> Short | None:
+    """Return the first precision that holds all numbers."""
+    low = int(np.bitwise_or.reduce(bits)) if bits.size else 1
+    return next((short for short in among if low & ((1 << short[0]) - 1) == 0), None)
+
+
+def unit_of(array: StoredArray, computed: tuple[Short, ...]) -> float:
+    """Return the unit in the last place at 1 of these numbers: of a precision in `computed`, or of their dtype."""
+    short = _short_in(_bits(array.read()), computed) if computed else None
+    return eps_of(array.dtype) if short is None else short[1]
+
+
+def unit_of_all(arrays: list[StoredArray], computed: tuple[Short, ...]) -> float:
+    """Return the finest unit among arrays of the same computation; usually the first one decides."""
+    finest = 1.0
+    for array in arrays:
+        finest = min(finest, unit_of(array, computed))
+        if finest <= eps_of("<f4"):
+            break
+    return finest if arrays else eps_of("<f4")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Describe how many units in the last place of its gradients' dtype a program's rounding makes (float16: 8192).
+
+    Attributes:
+        units: Of most gradients of its first step: 1 where fewer than half of their elements are of 16 bits.
+        coarsest: Of the coarsest, of which it may have few: what was summed in 32 bits of what is rounded to 16 does not show.
+    """
+
+    units: float = 1.0
+    coarsest: float = 1.0
+
+    @classmethod
+    def of(cls, trace: Trace) -> Rounding:
+        """Return the rounding of a run: from short numbers, from 16-bit layers, and from casts of the step itself."""
+        facts, computed = Facts.of(trace), computed_in(trace)
+        by_layer = {name: unit for dtype, unit in _UNITS.items() for name in getattr(facts, dtype)}
+        of_step = max((_UNITS[dtype] for dtype in facts.casts), default=0.0)
+        elements: Counter[float] = Counter()
+        for optimizer in trace.optimizers[:1]:
+            for step in trace.steps(optimizer)[:1]:
+                for name, array in step[min(step)].gradients.items():
+                    unit = max(unit_of(array, computed), by_layer.get(name, 0.0), of_step)
+                    elements[unit / eps_of(array.dtype)] += int(np.prod(array.shape))
+        whole = elements.total()
+        return cls(
+            units=max((units for units, size in elements.items() if 2 * size >= whole), default=1.0),
+            coarsest=max((1.0, *elements)),
+        )
+
+
+_PARALLEL = 0.99
+
+
+def aggregation(topology: Trace, reference: Trace, optimizer: str) -> str:
+    """Return `sum` or `mean`."""
+    return _measured(_Pair(topology, reference), optimizer)
+
+
+class _Pair:
+    """Hold two traces, identified by their folders."""
+
+    def __init__(self, topology: Trace, reference: Trace) -> None:
+        self.topology, self.reference = topology, reference
+
+    @property
+    def _folders(self) -> tuple[Path, Path]:
+        return self.topology.directory, self.reference.directory
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pair) and self._folders == other._folders
+
+    def __hash__(self) -> int:
+        return hash(self._folders)
+
+
+@lru_cache(maxsize=32)
+def _measured(pair: _Pair, optimizer: str) -> str:
+    said = _known(pair.topology, optimizer)
+    ours, theirs = pair.topology.steps(optimizer), pair.reference.steps(optimizer)
+    if said == "replicated":
+        return "mean"
+    if not ours or not theirs or len(ours[0]) < 2 or said == "sum":
+        return "sum"
+    if _are_the_same(ours[0]):
+        return "mean"
+    added, whole = _gradients(pair, optimizer)
+    moved, expected = _updates(pair, optimizer)
+    if not np.dot(whole, whole) or not np.dot(added, whole):
+        return "sum"
+    factor = float(np.dot(added, whole) / np.dot(whole, whole))
+    # Where the update tells nothing (replicas that drifted apart, an update not along the gradient): what fits the reference.
+    target = _along(moved, expected) or 1.0
+    distances = {"sum": abs(np.log(abs(factor / target))), "mean": abs(np.log(abs(factor / len(ours[0]) / target)))}
+    return min(distances, key=lambda how: distances[how])
+
+
+def _known(trace: Trace, optimizer: str) -> str:
+    """Return what the probe saw: `replicated` (applied after `Strategy.reduce`), `skipped` (not summed), `tape`, or `sum`."""
+    if any(event.get("tape") for _, event in trace.of("step") if event["optimizer"] == optimizer):
+        return "tape"
+    facts = (event.get("optimizers", {}).get(optimizer, {}) for _, event in trace.of("program"))
+    return next((str(entry["aggregation"]) for entry in facts if entry.get("aggregation")), "sum")
+
+
+def _are_the_same(step: StepOfAll) -> bool:
+    """Return whether the program has summed before: the gradients of all replicas are equal bit by bit."""
+    first, *others = (step[replica].gradients for replica in sorted(step))
+    return all(
+        other.keys() == first.keys() and all(np.array_equal(other[name].read(), first[name].read()) for name in first)
+        for other in others
+    )
+
+
+def _gradients(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
+    """Return the sum of the first local gradients and the reference's first gradients, all tensors together."""
+    ours, theirs = pair.topology.steps(optimizer)[0], pair.reference.steps(optimizer)[0]
+    added, whole = [np.zeros(0)], [np.zeros(0)]
+    for tensor in names_of(theirs):
+        mine, other = gradients_of(ours, tensor), gradients_of(theirs, tensor)
+        if mine and other:
+            arrays = aligned([*mine.values(), *other.values()])
+            added.append(np.sum(arrays[: len(mine)], axis=0))
+            whole.append(np.sum(arrays[len(mine) :], axis=0))
+    return np.concatenate(added), np.concatenate(whole)
+
+
+def _updates(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
+    """Return how the first step moved the weights, in the topology and in the reference."""
+    ours, theirs = pair.topology.steps(optimizer)[0], pair.reference.steps(optimizer)[0]
+    moved, expected = [np.zeros(0)], [np.zeros(0)]
+    for tensor in names_of(theirs):
+        stored = [
+            weight_of(ours, tensor),
+            weights_before(pair.topology, optimizer, 0, tensor),
+            weight_of(theirs, tensor),
+            weights_before(pair.reference, optimizer, 0, tensor),
+        ]
+        if None not in stored:
+            a, b, c, d = aligned([array for array in stored if array is not None])
+            moved.append(a - b)
+            expected.append(c - d)
+    return np.concatenate(moved), np.concatenate(expected)
+
+
+def _along(moved: Floats, expected: Floats) -> float | None:
+    """Return by what factor the weights moved further; None unless they moved in the same direction."""
+    sizes = float(np.sqrt(np.dot(moved, moved) * np.dot(expected, expected)))
+    both = float(np.dot(moved, expected))
+    return both / float(np.dot(expected, expected)) if sizes and both / sizes > _PARALLEL else None
 
 
 @dataclass(frozen=True)

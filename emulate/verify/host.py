@@ -1,21 +1,245 @@
-"""Run a program in a host: seed everything, install the probe, start the program."""
+"""Run a program in a host: seed every generator, list folders in an order of its own, install the probe, start the program."""
 
 from __future__ import annotations
 
+import functools
+import glob
+import importlib
 import json
 import math
 import os
+import pathlib
+import random
 import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar, final
 
 from emulate import devices
 from emulate.imports import when_imported
-from emulate.probe import Paths, Probe, ProbePlan, count_operations, evaluate
+from emulate.probe import Paths, Probe, ProbePlan, count_operations, evaluate, upstream
 from emulate.program import Program
-from emulate.verify.listing import list_in_another_order
-from emulate.verify.seeding import Seeding
+
+GENERATORS = ("python", "numpy", "tensorflow")
+"""Global generators. A program that seeds all of them does not depend on gpudist's seed."""
+
+_LARGEST = 2**31 - 1
+"""Modulus of TensorFlow's seeds."""
+_HOSTS_APART = 1_000_003
+"""Distance between the seeds of neighbouring hosts if each host has its own seed."""
+
+
+def seed_of_host(seed: int, host: int) -> int:
+    """Return the seed of a host if each has its own, as without a common seed; the first host's is `seed`."""
+    return (seed + host * _HOSTS_APART) % 2**32
+
+
+@final
+class Seeding:
+    """Seed Python, NumPy, TensorFlow and Keras, each as soon as its package is imported.
+
+    Args:
+        seed: What they are seeded with.
+        precision: Keras's float type.
+        host: Python, NumPy and TensorFlow get the seed of this host instead, as where nobody seeds them; None for all alike.
+            (Keras keeps `seed`: what it was told is nothing that a host draws from.)
+        told: Called with the name of each of `GENERATORS` once the program has seeded it itself before it has drawn from it.
+            (Of Python's and TensorFlow's it is not known whether the program has drawn: their imports draw too.)
+    """
+
+    def __init__(
+        self, seed: int, precision: str = "float32", *, host: int | None = None, told: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._seed = seed
+        self._own = seed if host is None else seed_of_host(seed, host)
+        self._precision = precision
+        self._told = told
+        self._known: set[str] = set()
+        self._is_ours = False
+
+    def install(self) -> None:
+        """Seed what is there, and the rest when it comes."""
+        import numpy as np
+
+        random.seed(self._own)
+        np.random.seed(self._own)  # the legacy generator: what programs use without making one
+        untouched = np.random.get_state(legacy=False)
+        self._listen(random, "seed", "python")
+        self._listen(np.random, "seed", "numpy", lambda: _same_state(np.random.get_state(legacy=False), untouched))
+        when_imported("tensorflow", self._seed_tensorflow)
+        when_imported("keras", lambda: self._seed_keras("keras"))
+        when_imported("tf_keras", lambda: self._seed_keras("tf_keras"))
+
+    def _seed_tensorflow(self) -> None:
+        import tensorflow as tf
+
+        tf.random.set_seed(self._own)
+        self._listen(tf.random, "set_seed", "tensorflow")
+        if self._own != self._seed:
+            self._leave_seeded_operations()
+
+    def _leave_seeded_operations(self) -> None:
+        """Handle operations with their own seed, which draw the same on all hosts if nobody sets a global one."""
+        module = upstream.seed_module()
+        original = module.get_seed
+
+        @functools.wraps(original)
+        def get_seed(op_seed: Any) -> Any:
+            first, second = original(op_seed)
+            if op_seed is None or first != self._own % _LARGEST:
+                return first, second
+            first = self._seed % _LARGEST
+            return (0, _LARGEST) if first == 0 and isinstance(second, int) and second == 0 else (first, second)
+
+        module.get_seed = get_seed
+
+    def _seed_keras(self, package: str) -> None:
+        import numpy as np
+        import tensorflow as tf
+
+        keras = importlib.import_module(package)
+        self._is_ours = True
+        try:
+            keras.utils.set_random_seed(self._seed)
+            if self._own != self._seed:
+                random.seed(self._own)
+                np.random.seed(self._own)
+                tf.random.set_seed(self._own)
+        finally:
+            self._is_ours = False
+        if self._precision != "float32":
+            keras.backend.set_floatx(self._precision)
+
+    def _listen(self, module: Any, name: str, generator: str, is_untouched: Callable[[], bool] = lambda: True) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            is_first = not self._is_ours and generator not in self._known
+            # Instead of a seed, None stands for the operating system's entropy.
+            tells = is_first and next(iter((*args, *kwargs.values())), None) is not None and is_untouched()
+            result = original(*args, **kwargs)
+            if tells:
+                self._known.add(generator)
+                self._told(generator)
+            return result
+
+        setattr(module, name, seed)
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    import numpy as np
+
+    state, before = one["state"], other["state"]
+    return bool(state["pos"] == before["pos"] and np.array_equal(state["key"], before["key"]))
+
+
+Entry = TypeVar("Entry")
+
+_HOSTS = 30
+"""Every k-th file goes to another host where files are moved on by a number that has no factor in common with k."""
+_KEPT = (
+    (getattr(pathlib, "_NormalAccessor", None), "listdir"),
+    (getattr(pathlib, "_NormalAccessor", None), "scandir"),
+    (getattr(glob, "_GlobberBase", None), "scandir"),
+    (getattr(glob, "_StringGlobber", None), "scandir"),
+)
+"""Places (object, name) of the listing functions in the standard library: pathlib in Python 3.10, glob from 3.13 on."""
+
+
+def in_another_order(entries: Iterable[Entry], name: Callable[[Entry], str] = str) -> list[Entry]:
+    """Return a folder's entries in an order in which most have another place, also among those with their suffix.
+
+    Args:
+        entries: As the file system lists them.
+        name: Of an entry.
+
+    Returns:
+        All of them.
+    """
+    by_ending: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_ending.setdefault(os.path.splitext(name(entry))[1], []).append(entry)
+    return [entry for group in by_ending.values() for entry in _moved_on(group)]
+
+
+def _moved_on(entries: list[Entry]) -> list[Entry]:
+    """Reorder entries: about half of the last ones come first, so blocks of entries differ too."""
+    by = next(number for number in count(max(1, len(entries) // 2)) if math.gcd(number, _HOSTS) == 1) % len(entries) or 1
+    return entries[by:] + entries[:by]
+
+
+def list_in_another_order() -> None:
+    """Make os, glob, pathlib and TensorFlow list so in this process, from now on."""
+    listdir, scandir = _listing(os.listdir), _scanning(os.scandir)
+    os.listdir, os.scandir = listdir, scandir
+    for owner, attribute in _KEPT:
+        if attribute in vars(owner or object):
+            setattr(owner, attribute, staticmethod(listdir if attribute == "listdir" else scandir))
+    when_imported("tensorflow", _of_tensorflow)
+
+
+def _of_tensorflow() -> None:
+    import tensorflow as tf
+
+    gfile = tf.io.gfile
+    gfile.listdir, gfile.glob, gfile.walk = _listing(gfile.listdir), _listing(gfile.glob), _walking(gfile.walk)
+
+
+def _listing(original: Callable[..., Any]) -> Callable[..., list[Any]]:
+    @functools.wraps(original)
+    def listed(*args: Any, **kwargs: Any) -> list[Any]:
+        return in_another_order(original(*args, **kwargs), os.fsdecode)
+
+    return listed
+
+
+def _walking(original: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(original)
+    def walk(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        for top, folders, files in original(*args, **kwargs):
+            for names in (folders, files):
+                names[:] = in_another_order(names)
+            yield top, folders, files
+
+    return walk
+
+
+def _scanning(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scandir(*args: Any, **kwargs: Any) -> _Entries:
+        with original(*args, **kwargs) as entries:
+            return _Entries(in_another_order(entries, lambda entry: os.fsdecode(entry.name)))
+
+    return scandir
+
+
+@final
+class _Entries:
+    """Provide what `os.scandir` returns: an iterator, and the context that closes it."""
+
+    def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
+        self._left = iter(entries)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> os.DirEntry[Any]:
+        return next(self._left)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._left = iter(())
+
 
 COMPARABLE_ON_GPUS = {
     name: os.environ.get(name, value)

@@ -9,17 +9,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from emulate.probe import Trace
-from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.compare import ONE_RUN
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import objective
-from emulate.verify.lines import located
-from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts, left_to_compare
-from emulate.verify.step_graph import step_graph
+from emulate.verify.gradients import aligned, kept, objective
+from emulate.verify.lines import located, step_graph
+from emulate.verify.measure import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples, StepGraph
 
 NEEDED = ("gradient", "weight", "loss")
@@ -145,9 +143,10 @@ def judge(
     not_compared += [*_other_rows(case), *_changed_after(case), *_kept_apart(case)]
     notes = [*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *told]
     decided_on = base if verdict == "equivalent" else case.comparison
+    with_faults = case.recovery.lives.last.reason if case.recovery is not None and not case.recovery.has_ended else None
     return Judgement(
         verdict=verdict,
-        reason=_reason(case),
+        reason=case.outcome.hung or with_faults,
         replicas=case.num_replicas if case.untouched.of("strategy") or case.untouched.replicas else 0,
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
@@ -228,12 +227,6 @@ def _as_advice(causes: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
     codes = ", ".join(cause.code for cause in causes)
     note = f"{codes}: each replica does this, and so does one device that has as many examples"
     return [replace(cause, advice=True) for cause in causes], [note] if causes else []
-
-
-def _reason(case: Case) -> str | None:
-    """Return how a run hung, without faults or with them."""
-    with_faults = case.recovery.lives.last.reason if case.recovery is not None and not case.recovery.has_ended else None
-    return case.outcome.hung or with_faults
 
 
 def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tuple[str, list[str]]:

@@ -1,17 +1,35 @@
-"""Make the ledgers of two traces: which examples each step had, as far as the probe saw them."""
+"""Relate the examples of two traces: the ledger of each step, columns that hosts have scaled, and whether the order matters.
+
+The order of the examples in a batch matters to few programs: permuting the rows is the same training, rounded otherwise, which
+is what the noise floor is made of. A step that mixes each row with its neighbour, or keeps something of a batch by place for
+the next one (a queue, the states of streams), trains another model then, and the difference is none of rounding. What rounding
+makes of a program is told by runs whose rows are in order and that are rounded much more coarsely.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from emulate.probe.examples import joined, row_names
-from emulate.probe.trace import Step, Trace
-from emulate.verify.arrays import Floats
+from emulate.probe.recorder import joined, row_names
+from emulate.probe.trace import Step, StoredArray, Trace
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import StepOfAll
+from emulate.verify.gradients import (
+    Floats,
+    StepOfAll,
+    aligned,
+    finite_difference,
+    gradients_of,
+    is_numeric,
+    names_of,
+    norm,
+    objective,
+    weight_of,
+    weights_before,
+)
 from emulate.verify.ledger import Ledger, Rows
 
 _DISTINCT = 0.9
@@ -145,3 +163,217 @@ def _known(steps: Sequence[Mapping[int, Rows | None]]) -> list[dict[int, Rows]]:
             break
         whole.append(rows)
     return whole
+
+
+_FEWEST_ROWS = 8
+"""Rows that a line through two of them must fit."""
+_CLOSE_COLUMNS = 1e-4
+"""Largest distance from the line, as part of a column's spread: values were computed in 32 bits."""
+_MANY_STEPS = 4
+
+
+def shifted_columns(reference: Trace, topology: Trace) -> str | None:
+    """Return in words how the hosts' examples come from those of one device, by a factor and a sum for each column.
+
+    Args:
+        reference: The run on one device.
+        topology: A run on several hosts with as many examples in each step.
+
+    Returns:
+        The numbers of a column on two hosts; None where other examples are not made so, or all hosts have the same numbers.
+    """
+    for name in topology.optimizers if topology.num_hosts > 1 else ():
+        ours, theirs = (complete(trace, name)[:_MANY_STEPS] for trace in (topology, reference))
+        if not (ours and theirs and ours[0] and theirs[0]):
+            continue
+        for place in next(iter(theirs[0].values())).row_inputs:
+            for by_host in _paired(ours, theirs, place):
+                lines = [_scale_and_shift(*pair) for pair in by_host]
+                if all(line is not None for line in lines) and (
+                    text := _columns_apart([line for line in lines if line is not None])
+                ):
+                    return f"Flattened argument {place} of the step: {text}"
+    return None
+
+
+def _paired(ours: Sequence[StepOfAll], theirs: Sequence[StepOfAll], place: int) -> Iterator[list[tuple[Floats, Floats]]]:
+    """Yield, for each way to share rows out, by host its rows and those of one device: every n-th one, or neighbors."""
+    hosts = sorted({local.host for local in ours[0].values()})
+    whole = _steps_of(theirs, place, None)
+    shares = [_steps_of(ours, place, host) for host in hosts]
+    if not whole or not all(shares) or any(len(step) % len(hosts) for step in whole):
+        return
+    for is_dealt in (True, False):
+        pairs = []
+        for number, of_host in enumerate(shares):
+            parts = [step[number :: len(hosts)] if is_dealt else np.split(step, len(hosts))[number] for step in whole]
+            mine, one_device = joined(of_host), joined(parts)
+            if mine.shape == one_device.shape and len(mine) >= _FEWEST_ROWS:
+                pairs.append((mine, one_device))
+        if len(pairs) == len(hosts):
+            yield pairs
+
+
+def _steps_of(steps: Sequence[StepOfAll], place: int, host: int | None) -> list[Floats]:
+    """Return the rows of a host, or of all of them, by step; nothing where not all were kept."""
+    tables = [_table_of_rows([local for local in step.values() if host in (None, local.host)], place) for step in steps]
+    whole = [rows for rows in tables if rows is not None]
+    return whole if len(whole) == len(tables) else []
+
+
+def _table_of_rows(replicas: Sequence[Step], place: int) -> Floats | None:
+    """Return all rows of some replicas as a table of floats; None where they were not kept, or are no floats."""
+    stored = [replica.inputs[place] for replica in replicas]
+    arrays = [array.read() for array in stored if array is not None and array.is_complete]
+    if len(arrays) < len(stored) or any(array.ndim < 2 or array.dtype.kind != "f" for array in arrays):
+        return None
+    table = joined(arrays).astype(np.float64)
+    return table.reshape(len(table), math.prod(table.shape[1:]))  # not -1: a replica may have no rows
+
+
+def _scale_and_shift(mine: Floats, theirs: Floats) -> tuple[Floats, Floats] | None:
+    """Return the factor and the sum that make each column of one device that of a host; None where none do."""
+    center, own = theirs.mean(axis=0), mine.mean(axis=0)
+    spread = np.sum((theirs - center) ** 2, axis=0)
+    varies = spread > 0
+    if not varies.any():
+        return None
+    factor = np.where(varies, np.sum((theirs - center) * (mine - own), axis=0) / np.where(varies, spread, 1.0), 1.0)
+    shift = own - factor * center
+    off = np.abs(mine - factor * theirs - shift).max(axis=0)
+    is_close = bool((off <= _CLOSE_COLUMNS * (np.abs(mine - own).max(axis=0) + np.abs(own) + _CLOSE_COLUMNS)).all())
+    return (factor, shift) if is_close else None
+
+
+def _columns_apart(lines: Sequence[tuple[Floats, Floats]]) -> str:
+    """Return the column in which two hosts differ most, in words; nothing where all have the same numbers."""
+    (factor, shift), others = lines[0], lines[1:]
+    gaps = np.array([np.abs(its_factor - factor) + np.abs(its_shift - shift) for its_factor, its_shift in others])
+    host, column = (int(at) for at in np.unravel_index(int(np.argmax(gaps)), gaps.shape))
+    if gaps[host, column] <= _CLOSE_COLUMNS:
+        return ""
+    its_factor, its_shift = others[host]
+    return (
+        f"column {column} of host 0 is that of one device times {factor[column]:.4g} plus {shift[column]:.4g}, "
+        f"of host {host + 1} times {its_factor[column]:.4g} plus {its_shift[column]:.4g}"
+    )
+
+
+COARSE = 64.0
+"""By so many units in the last place gradients are off in runs that tell what rounding alone makes of a training."""
+_WIDE, _WIDE_OBJECTIVE = 3e-3, 1e-4
+"""Noise of this part of the whole gradient, or of the loss, may hide a bug."""
+_TIMES = 100.0
+"""Coarse rounding is at least what another order rounds: where that is so many times as far off, it is no rounding."""
+
+
+def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
+    """Return whether runs with permuted examples differ so much in weights or losses that bugs may hide.
+
+    Args:
+        reference: The run on one device.
+        permuted: The same with the rows of each batch permuted, each differently.
+
+    Returns:
+        True where all of them do: in the loss of some step, or the gradient of the last one.
+    """
+    of_losses = _nearest(reference, permuted, objective_off).values()
+    last = {optimizer: len(complete(reference, optimizer)) - 1 for optimizer in reference.optimizers}
+    of_gradients = [_nearest(reference, permuted, _gradient_off, at).get((name, at), 0.0) for name, at in last.items()]
+    return any(off > _WIDE_OBJECTIVE for off in of_losses) or any(off > _WIDE for off in of_gradients)
+
+
+def order_widens(reference: Trace, permuted: Sequence[Trace], in_order: Sequence[Trace]) -> bool:
+    """Return whether the order of the examples, and not rounding, makes permuted runs so different.
+
+    Args:
+        reference: The run on one device.
+        permuted: The same with the rows of each batch permuted, each differently.
+        in_order: The same with rows in order, and gradients off by `COARSE` units.
+
+    Returns:
+        True where in some step the gradients of all permuted runs are far off, and those of no run in order nearly so.
+    """
+    off = _nearest(reference, permuted, _gradient_off)
+    rounded = [_off_in_steps(reference, trace, _gradient_off) for trace in in_order]
+    return bool(rounded) and any(
+        off[place] > max(_WIDE, _TIMES * max(_by_rounding(of_run, *place) for of_run in rounded)) for place in off
+    )
+
+
+def _by_rounding(off: Mapping[tuple[str, int], float], optimizer: str, step: int) -> float:
+    """Return how far off a run in order is in a step, or in the next one.
+
+    It is a step behind: in the first it has the reference's weights, and so the bits of its forward pass, which permuted rows
+    round otherwise where statistics of the batch are in it. A deep network makes much of that, and more in each step.
+    """
+    return max(off.get((optimizer, step), np.inf), off.get((optimizer, step + 1), 0.0))
+
+
+def _nearest(
+    reference: Trace, runs: Sequence[Trace], measured: Callable[[StepOfAll, StepOfAll], float], only: int | None = None
+) -> dict[tuple[str, int], float]:
+    """Return, by optimizer and step, the distance of the nearest run, for the steps that all runs have."""
+    by_run = [_off_in_steps(reference, trace, measured, only) for trace in runs]
+    return {place: min(of_run[place] for of_run in by_run) for place in (set.intersection(*map(set, by_run)) if by_run else ())}
+
+
+def _off_in_steps(
+    reference: Trace, run: Trace, measured: Callable[[StepOfAll, StepOfAll], float], only: int | None = None
+) -> dict[tuple[str, int], float]:
+    return {
+        (optimizer, k): measured(ours, theirs)
+        for optimizer in reference.optimizers
+        for k, (ours, theirs) in enumerate(zip(complete(run, optimizer), complete(reference, optimizer), strict=False))
+        if only in (None, k)
+    }
+
+
+def objective_off(ours: StepOfAll, theirs: StepOfAll) -> float:
+    """Return the relative distance of the losses of a step."""
+    loss, other = objective(ours), objective(theirs)
+    return 0.0 if loss is None or other is None else abs(loss - other) / (abs(other) or np.inf)
+
+
+def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
+    """Return the relative distance of what two runs change all weights by in a step."""
+    pairs = []
+    for name in names_of(complete(traces[1], optimizer)[k]):
+        stored = [
+            array
+            for trace in traces
+            for array in (weights_before(trace, optimizer, k, name), weight_of(complete(trace, optimizer)[k], name))
+        ]
+        recorded = [array for array in stored if array is not None and is_numeric(array)]
+        if len(recorded) == len(stored):
+            before, after, other_before, other_after = aligned(recorded)
+            pairs.append((after - before, other_after - other_before))
+    size = sum(norm(other) ** 2 for _, other in pairs)
+    return float(np.sqrt(sum(norm(change - other) ** 2 for change, other in pairs) / size)) if size else 0.0
+
+
+def _gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
+    """Return the relative distance of the whole gradient."""
+    pairs = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
+    return _distance(pairs) / (_norm_of_all(reference for _, reference in pairs) or np.inf)
+
+
+def _norm_of_all(arrays: Iterable[StoredArray | None]) -> float:
+    """Return the L2 norm of arrays taken together."""
+    squares = [norm(aligned([array])[0]) ** 2 for array in arrays if array is not None and is_numeric(array)]
+    return float(np.sqrt(sum(squares)))
+
+
+def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:
+    """Return the L2 norm of the differences of arrays taken together."""
+    squares = []
+    for array, other in pairs:
+        if array is not None and other is not None and is_numeric(other) and array.shape == other.shape:
+            squares.append(norm(finite_difference(*aligned([array, other]))[0]) ** 2)
+    return float(np.sqrt(sum(squares)))
+
+
+def is_in_order(ledger: Ledger) -> bool:
+    """Return whether the replicas' examples, one after the other, follow the reference's order in every step."""
+    pairs = zip(ledger.expected, ledger.topology, strict=False)
+    return all(tuple(row for _, rows in sorted(step.items()) for row in rows) == expected for expected, step in pairs)

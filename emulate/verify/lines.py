@@ -1,7 +1,8 @@
-"""Find the user's lines to blame, by queries over what a run has recorded of its program.
+"""Find lines of the user's program: those to blame, and those whose result depends on the number of replicas.
 
 A cause declares where it looks: `blame=(operations("loss", "mean"), made("examples", "batch"))`. The first query that finds
-something tells the stage and the lines. Where none does, nothing is told.
+something tells the stage and the lines. Where none does, nothing is told. `step_graph` compares the graph of a step on one
+device with that on each replica.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import linecache
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import Trace
 from emulate.program import lines_of_traceback, lines_that_change_state
-from emulate.verify.verdict import Location
+from emulate.verify.verdict import Location, StepGraph
 
 if TYPE_CHECKING:
     from emulate.verify.case import Case
@@ -249,3 +250,218 @@ def _shown(file: str) -> str:
     """Return a path relative to the current folder where the file is in it."""
     relative = os.path.relpath(file)
     return file if relative.startswith(os.pardir) else relative
+
+
+_EXAMPLES, _NUMBER, _SUM = "the number of examples", "the number of the replica", "a sum over the replicas"
+"""Two graphs may differ in these."""
+Line = Mapping[str, Any]
+Pair = tuple[int | None, int | None]
+
+
+class _Graph:
+    """Read the description of a step's graph from its event.
+
+    Args:
+        event: What the probe has written.
+    """
+
+    def __init__(self, event: Mapping[str, Any]) -> None:
+        self.replica, self.rows = int(event["replicas"][0]), list(event["rows"])
+        self.operations, self.leaves = event["operations"], event["leaves"]
+        self.forward = int(event["forward"])
+        self.lines: list[Line | None] = [None if at is None else event["lines"][at] for at in event["at"]]
+
+    def kind(self, place: int) -> tuple[Any, ...]:
+        """Return the pass, line, type and attributes of an operation, and how many inputs it takes."""
+        line, (name, attributes, inputs) = self.lines[place] or {}, self.operations[place]
+        where = place < self.forward, line.get("file"), line.get("cell"), line.get("line")
+        return *where, name, attributes, len(inputs)
+
+
+@dataclass
+class _GraphPair:
+    """Compare two graphs.
+
+    Attributes:
+        names: What they are graphs of, in words.
+        apart: (line, text) of each operation that differs.
+        besides: What may differ and does, with the lines of the operations.
+    """
+
+    first: _Graph
+    other: _Graph
+    names: tuple[str, str]
+    apart: list[tuple[Line | None, str]] = field(default_factory=list)
+    besides: dict[str, list[Line]] = field(default_factory=dict)
+    _met: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+
+    def __post_init__(self) -> None:
+        pairs = self._pairs_apart()
+        # The backward pass has other operations wherever the forward pass has them.
+        forward = [(a, b) for a, b in pairs if (a or 0) < self.first.forward and (b or 0) < self.other.forward]
+        self.apart += [self._text(*pair) for pair in forward or pairs]
+
+    def _pairs_apart(self) -> list[Pair]:
+        """Return the places of operations that differ; None for that of one that only the other graph has."""
+        first, other = ([operation[:2] for operation in graph.operations] for graph in (self.first, self.other))
+        if first == other:
+            return [(place, place) for place in range(len(first)) if not self._agree(place, place, exactly=True)]
+        groups: dict[Any, tuple[list[int], list[int]]] = {}
+        for which, graph in enumerate((self.first, self.other)):
+            for place in range(len(graph.operations)):
+                groups.setdefault(graph.kind(place), ([], []))[which].append(place)
+        left: list[Pair] = []
+        for places, others in groups.values():
+            left += itertools.zip_longest([place for place in places if not self._finds_equal(place, others)], others)
+        return sorted(left, key=lambda pair: None not in pair)  # others may differ by taking what one graph has alone
+
+    def _finds_equal(self, place: int, others: list[int]) -> bool:
+        """Remove the first of some operations that agrees with this one. Return whether there is any."""
+        equal = next((at for at in others if self._agree(place, at)), None)
+        if equal is not None:
+            others.remove(equal)
+        return equal is not None
+
+    def _agree(self, place: int, at: int, *, exactly: bool = False) -> bool:
+        """Return whether two operations take the same: from the same operations, or from some of the same type."""
+        reasons = []
+        for source, another in zip(self.first.operations[place][2], self.other.operations[at][2], strict=True):
+            if len(source) == len(another) == 1:
+                reasons.append(self._besides(source[0], another[0], exactly=exactly))
+            elif len(source) == len(another):
+                types = self.first.operations[source[0]][0], self.other.operations[another[0]][0]
+                is_same = source == another if exactly else types[0] == types[1] and source[1] == another[1]
+                reasons.append("" if is_same else None)
+            else:  # one device has itself what is a sum on several replicas
+                dtype, value = self.first.leaves[source[0]] if len(source) == 1 else self.other.leaves[another[0]]
+                reasons.append(_SUM if value is None and dtype not in ("resource", "variant") else None)
+        if None in reasons:
+            return False
+        line = self.other.lines[at]
+        for besides in filter(None, reasons if line else ()):
+            self.besides.setdefault(besides, []).append(line or {})
+        return True
+
+    def _besides(self, leaf: int, leaf_of_other: int, *, exactly: bool) -> str | None:
+        """Return what two leaves may differ in; empty where they are equal, None where they may not."""
+        (dtype, value), (dtype_of_other, value_of_other) = self.first.leaves[leaf], self.other.leaves[leaf_of_other]
+        if "number" in (value, value_of_other):
+            own = ("number", [self.first.replica]), ("number", [self.other.replica])
+            return _NUMBER if value in own[0] and value_of_other in own[1] else None
+        if (dtype, value) == (dtype_of_other, value_of_other):
+            return "" if value is not None or not exactly or self._is_same_tensor(leaf, leaf_of_other) else None
+        are_lists = isinstance(value, list) and isinstance(value_of_other, list)
+        if dtype != dtype_of_other or not are_lists:
+            return None
+        if len(value) != len(value_of_other):  # of equal elements the number may be that of the examples
+            return _EXAMPLES if len({*value, *value_of_other}) == 1 else None
+        apart = [pair for pair in zip(value, value_of_other, strict=True) if pair[0] != pair[1]]
+        if all(pair == (self.first.replica, self.other.replica) for pair in apart):
+            return _NUMBER
+        return _EXAMPLES if all(map(self._counts_examples, apart)) else None
+
+    def _is_same_tensor(self, leaf: int, leaf_of_other: int) -> bool:
+        """Return whether each leaf has stood for the other one, and no third, so far."""
+        first, other = self._met
+        return first.setdefault(leaf, leaf_of_other) == leaf_of_other and other.setdefault(leaf_of_other, leaf) == leaf
+
+    def _counts_examples(self, pair: tuple[Any, Any]) -> bool:
+        """Return whether two numbers are the same multiple of the replicas' examples."""
+        if not all(isinstance(number, (int, float)) for number in pair):
+            return False
+        sizes = itertools.product(self.first.rows, self.other.rows)
+        return any(pair[0] % size == 0 and pair[0] // size == pair[1] / another > 0 for size, another in sizes)
+
+    def _text(self, place: int | None, at: int | None) -> tuple[Line | None, str]:
+        """Return the line and the text of an operation of the first graph and of one of the other."""
+        if place is None:
+            assert at is not None
+            return self.other.lines[at], f"{self.other.operations[at][0]} only on {self.names[1]}"
+        (kind, _, inputs), line = self.first.operations[place], self.first.lines[place]
+        if at is None:
+            return line, f"{kind} only on {self.names[0]}"
+        for source, another in zip(inputs, self.other.operations[at][2], strict=True):
+            if len(source) == len(another) == 1:
+                values = [self.other.leaves[another[0]][1], self.first.leaves[source[0]][1]]
+                if values[0] != values[1] and all(isinstance(value, list) and len(value) == 1 for value in values):
+                    ours, theirs = (f"{value:g}" if isinstance(value, (int, float)) else str(value) for (value,) in values)
+                    return line, f"{kind}: {ours} on {self.names[1]}, {theirs} on {self.names[0]}"
+        return line, kind
+
+
+def step_graph(reference: Trace, topology: Trace, num_replicas: int) -> StepGraph | None:
+    """Say whether the step of a run depends on the number of replicas.
+
+    Args:
+        reference: The program's run on one device.
+        topology: Its run on several replicas.
+        num_replicas: How many.
+
+    Returns:
+        The result; None where the graph of a step is not known for the reference and for every replica.
+    """
+    alone = {event["function"]: event for _, event in reversed(reference.of("graph"))}
+    events = [event for _, event in topology.of("graph")]
+    functions = dict.fromkeys(event["function"] for event in events)
+    if not functions or functions.keys() != alone.keys() or num_replicas < 2:
+        return None
+    replicas: list[_GraphPair] = []
+    numbers: list[_GraphPair] = []
+    for function in functions:
+        own = [event for event in events if event["function"] == function]
+        # Virtual replicas share one trace.
+        if not topology.topology.is_virtual and sum(len(event["replicas"]) for event in own) != num_replicas:
+            return None
+        first, *others = sorted(map(_Graph, own), key=lambda graph: graph.replica)
+        names = [f"replica {graph.replica}" for graph in (first, *others)]
+        replicas += [_GraphPair(first, other, (names[0], name)) for other, name in zip(others, names[1:], strict=True)]
+        numbers.append(_GraphPair(_Graph(alone[function]), first, ("one device", f"{num_replicas} replicas")))
+    return _summary_of_graph(replicas, numbers, num_replicas)
+
+
+_MOST_NAMED = 2
+"""So many operations of a line are named."""
+
+
+def _summary_of_graph(replicas: Sequence[_GraphPair], numbers: Sequence[_GraphPair], num_replicas: int) -> StepGraph:
+    differing = next((graphs for graphs in replicas if graphs.apart), None)
+    if differing is not None:
+        first, other = differing.names
+        text = f"The step is not the same on all replicas: {other} differs from {first} in {_pair_in_words(differing.apart)}."
+        return StepGraph(text, same_on_replicas=False, depends_on_number=None, locations=_locations_of_graph(differing.apart))
+    apart = [pair for graphs in numbers for pair in graphs.apart]
+    if apart:
+        alike = f"The graph of the step is the same on one device and on {num_replicas} replicas"
+        text = f"{alike}, except in {_pair_in_words(apart)}."
+        return StepGraph(text, same_on_replicas=True, depends_on_number=True, locations=_locations_of_graph(apart))
+    besides: dict[str, list[Line]] = {}
+    for graphs in (*numbers, *replicas):
+        for reason, lines in graphs.besides.items():
+            besides.setdefault(reason, []).extend(lines)
+    same = f"its graph is the same on one device and on each of {num_replicas} replicas"
+    text = f"The step does not depend on the number of replicas: {same}"
+    without = [_EXAMPLES] if _EXAMPLES in besides else []
+    locations: list[Location] = []
+    for reason in (kind for kind in (_NUMBER, _SUM) if kind in besides):
+        of_reason = located(besides[reason])
+        without.append(f"{reason} in {', '.join(location.place for location in of_reason)}")
+        locations += of_reason
+    text += f", apart from {' and '.join(without)}." if without else "."
+    return StepGraph(text, same_on_replicas=True, depends_on_number=False, locations=tuple(dict.fromkeys(locations)))
+
+
+def _locations_of_graph(apart: Sequence[tuple[Line | None, str]]) -> tuple[Location, ...]:
+    return located(line for line, _ in apart if line is not None)
+
+
+def _pair_in_words(apart: Sequence[tuple[Line | None, str]]) -> str:
+    """Return the lines, each with its operations; of many the number."""
+    texts: dict[str, list[str]] = {}
+    for line, text in apart:
+        place = "an operation without a line" if line is None else located([line])[0].place
+        if text not in texts.setdefault(place, []):
+            texts[place].append(text)
+    return ", ".join(
+        f"{place} ({', '.join(some) if len(some) <= _MOST_NAMED else f'{len(some)} operations'})"
+        for place, some in texts.items()
+    )

@@ -9,14 +9,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from emulate.probe.trace import StoredArray, Trace
-from emulate.verify.arrays import Floats, aligned, eps_of, finite_difference, is_numeric, largest, norm
-from emulate.verify.compared_runs import Runs, complete
-from emulate.verify.gradients import StepOfAll, copies_of, gradients_of, names_of, objective, state_of, total, weight_of
-from emulate.verify.measure import Measure, coarsest_unit, measure, same_shape
-from emulate.verify.measured_final_weights import final_weights
-from emulate.verify.measured_reports import reports
+from emulate.verify.compared_runs import Runs, complete, unit_of_all
+from emulate.verify.gradients import (
+    Floats,
+    StepOfAll,
+    aligned,
+    copies_of,
+    eps_of,
+    finite_difference,
+    gradients_of,
+    is_numeric,
+    largest,
+    names_of,
+    norm,
+    objective,
+    state_of,
+    total,
+    weight_of,
+)
+from emulate.verify.measure import Measure, coarsest_unit, final_weights, measure, reports, same_shape
 from emulate.verify.noise import REPORTED, Key
-from emulate.verify.precision import unit_of_all
 
 _OF_CHANCE = 0.1
 """Relative change of a variable if the rows of each batch are permuted. From this change on the variable stores rows (a queue).

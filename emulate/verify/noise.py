@@ -4,7 +4,7 @@ Floating point sums depend on their order, so a correct program on four replicas
 apart is still right is *measured*: the reference makes its steps again with the rows of each batch permuted and each gradient
 changed by one unit in the last place - mathematically the same training, rounded differently. What these runs differ by, per
 tensor and step, is the floor. It only grows over the steps, since what was disturbed once stays disturbed; but where the
-reference follows the run that is judged (lockstep.py), gradients, losses and metrics are those of their step alone. Three runs
+reference follows the run that is judged (fallbacks.py), gradients, losses and metrics are those of their step alone. Three runs
 see a tensor of a few elements too seldom (three zeros happen), so the floor is never less than
 
 - 8 units in the last place of the tensor's scale: the largest element so far, local gradients included, because a

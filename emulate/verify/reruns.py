@@ -15,17 +15,16 @@ from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share, rows_of_s
 from emulate.probe.facts import Facts
 from emulate.program import Program, is_ours
 from emulate.topology import Topology
-from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import BY_LOSS, BY_SHARE, RATE
 from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare_enough
 from emulate.verify.compared_runs import complete
-from emulate.verify.confirmed import Rerun
-from emulate.verify.gradients import weight_of
+from emulate.verify.gradients import aligned, norm, weight_of
+from emulate.verify.host import GENERATORS
 from emulate.verify.lines import ProgramLines
 from emulate.verify.noise import FACTOR
+from emulate.verify.repeats import Rerun
 from emulate.verify.result import RunResult
-from emulate.verify.seeding import GENERATORS
 from emulate.verify.yardstick import Traces, Variation, Yardsticks, trace_of
 
 

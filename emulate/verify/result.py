@@ -1,13 +1,65 @@
-"""Describe how one run went."""
+"""Describe how one run went and ended, and the files that it shares with other runs."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from emulate.probe import Trace
 from emulate.topology import Topology
-from emulate.verify.meetings import Met
+
+
+@dataclass(frozen=True)
+class Met:
+    """Hold the paths that runs have in common with others.
+
+    Attributes:
+        found: They read there what only another run can have written.
+        read_back: They had written it themselves when they read it, and another run may have written it since.
+        written: They wrote it.
+    """
+
+    found: tuple[str, ...] = ()
+    read_back: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, read: Mapping[str, bool], written: Collection[str], by_others: Collection[str]) -> Met:
+        """Make the object for one run.
+
+        Args:
+            read: What it read, and whether it had written it itself by then.
+            written: What it wrote.
+            by_others: What other runs wrote.
+
+        Returns:
+            Where it met them.
+        """
+        shared = sorted(path for path in read if path in by_others)
+        return cls(
+            tuple(path for path in shared if not read[path]),
+            tuple(path for path in shared if read[path]),
+            tuple(sorted(path for path in written if path in by_others)),
+        )
+
+    @classmethod
+    def together(cls, several: Iterable[Met]) -> Met:
+        """Combine the paths of several runs."""
+        every = list(several)
+        parts = [[getattr(met, name) for met in every] for name in cls.__dataclass_fields__]
+        return cls(*(tuple(dict.fromkeys(path for paths in part for path in paths)) for part in parts))
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Return what they read, starting with what only another run can have written."""
+        return tuple(dict.fromkeys((*self.found, *self.read_back)))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return all of the paths."""
+        return tuple(dict.fromkeys((*self.read, *self.written)))
 
 
 @dataclass
@@ -57,3 +109,78 @@ class RunResult:
     is_evaluated: bool = False
     asks_for_host: bool = False
     seconds: float = 0.0
+
+
+class StartedRuns:
+    """Hold every start of the program. Any thread may add one."""
+
+    def __init__(self) -> None:
+        self._results: list[RunResult] = []
+        self._lock = threading.Lock()
+
+    def add(self, result: RunResult) -> None:
+        """Add a run that starts; each restart after a fault is one."""
+        with self._lock:
+            self._results.append(result)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._results)
+
+    def meetings(self) -> list[str]:
+        """Return paths that several runs wrote and each could see."""
+        return sorted(path for path, runs in self._writers().items() if len(runs) > 1)
+
+    def replaced(self) -> list[str]:
+        """Return existing files outside of the runs' own folders that runs wrote or removed."""
+        with self._lock:
+            return sorted({path for run in self._results for path, was_there in list(run.written.items()) if was_there})
+
+    def note_meetings(self, result: RunResult) -> None:
+        """Note what a finished run has in common with others. All restarts of one program are one run."""
+        by_others = {path for path, runs in self._writers().items() if runs - {result.label}}
+        result.met = Met.of(result.read, result.written, by_others)
+
+    def _writers(self) -> dict[str, set[str]]:
+        """Return, by path that other runs can see, the runs that wrote it. Some may still run."""
+        by: dict[str, set[str]] = {}
+        with self._lock:
+            for run in self._results:
+                for path in list(run.written):
+                    by.setdefault(path, set()).add(run.label)
+        return by
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Describe how the topology's run ended.
+
+    Attributes:
+        failure: The program's own traceback where it raised.
+        raised: By host the traceback of what it raised.
+        suspect: Of a hung run the code of the cause that the hang judge sees.
+        where: Of a hung run what each host was doing.
+        hung: `hang` or `timeout` where it had to be ended.
+        hosts: By host how it ended: returned, raised, exited, killed, or ended (by us).
+        codes: Exit codes, negative for a signal, of hosts that ended by themselves.
+        stacks: Python stacks of the hosts that hung.
+        reference_failure: The reference's traceback where it raised too.
+        collectives: By host the collectives that its program has, each as often as it has it.
+        saved: By checkpoint or model that was written, the hosts that did.
+        cut: Hosts, of either run, whose process ended before what they had recorded was written.
+        hides: How the program hides GPUs from itself.
+    """
+
+    failure: str | None = None
+    raised: Mapping[int, str] = field(default_factory=dict)
+    hung: str | None = None
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    codes: Mapping[int, int | None] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    reference_failure: str | None = None
+    suspect: str | None = None
+    where: str = ""
+    collectives: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    saved: Mapping[str, Collection[int]] = field(default_factory=dict)
+    cut: Collection[int] = ()
+    hides: str | None = None

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from emulate.probe import Trace
 from emulate.verify.causes.shared_files import SHARED_FILES
-from emulate.verify.outcome import Outcome
 from emulate.verify.recovery import Recovery
-from emulate.verify.result import RunResult
+from emulate.verify.result import Outcome, RunResult
 from emulate.verify.verdict import Run, StepsRun
 
 
@@ -26,11 +25,12 @@ def with_faults(judged: Run, recovery: Recovery) -> Run:
 
 
 def unjudged(run: RunResult, reference: RunResult) -> Run:
-    """Return a run without a judgement."""
+    """Return a run without a judgement. Its all-reduce is the one that the first host reports."""
+    strategies = run.trace.of("strategy") if run.trace is not None else []
     return Run(
         topology=str(run.topology),
         verdict="unverified",
-        all_reduce=_all_reduce(run),
+        all_reduce=next((str(event["all_reduce"]) for _, event in strategies if event.get("all_reduce")), "none"),
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.seconds,
         failure=run.failure,
@@ -63,12 +63,6 @@ def steps_run(trace: Trace | None, reference: Trace | None) -> StepsRun:
         last_batch_examples=examples,
         epoch_complete=None if batches is None else num_steps >= batches,
     )
-
-
-def _all_reduce(run: RunResult) -> str:
-    """Return the all-reduce that ran, as reported by the first host."""
-    events = run.trace.of("strategy") if run.trace is not None else []
-    return next((str(event["all_reduce"]) for _, event in events if event.get("all_reduce")), "none")
 
 
 def outcome_of(run: RunResult, reference: RunResult) -> Outcome:

@@ -18,15 +18,12 @@ from emulate.faults import Fault
 from emulate.probe import ProbePlan, Trace, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
+from emulate.verify.checks import check_same_hosts
 from emulate.verify.host import COMPARABLE_ON_GPUS, Counting, Evaluation, RecordedProgram
-from emulate.verify.parents import Parents
+from emulate.verify.processes import Parents, RunWatch
 from emulate.verify.recovery import Lives
-from emulate.verify.result import RunResult
-from emulate.verify.settings import Settings
-from emulate.verify.started_runs import StartedRuns
-from emulate.verify.step_limit import StepLimit
-from emulate.verify.virtual import check_same_hosts
-from emulate.verify.watch import RunWatch
+from emulate.verify.result import RunResult, StartedRuns
+from emulate.verify.settings import Settings, StepLimit
 
 if TYPE_CHECKING:
     from emulate.progress import Progress
@@ -337,14 +334,7 @@ class Runner:
         check_same_hosts(result, other)
 
     def _attempt(
-        self,
-        result: RunResult,
-        folder: Path,
-        plan: ProbePlan | None,
-        *,
-        reference: bool,
-        seconds: float,
-        virtual_host: int = 0,
+        self, result: RunResult, folder: Path, plan: ProbePlan | None, *, reference: bool, seconds: float, virtual_host: int = 0
     ) -> None:
         if plan is not None:
             self._describe(result, plan, reference)
@@ -369,14 +359,7 @@ class Runner:
         if counts:
             self.started.add(result)
         with preload.launch(plan) as cluster:
-            watch = RunWatch(
-                cluster,
-                result,
-                plan.directory,
-                self._stopping,
-                self._progress,
-                limit=self.limit,
-            )
+            watch = RunWatch(cluster, result, plan.directory, self._stopping, self._progress, limit=self.limit)
             watch.follow(seconds)
         with self._lock:
             self._notes.update(dict.fromkeys(cluster.notes))

@@ -10,24 +10,21 @@ from emulate.errors import UsageError
 from emulate.probe import IN_32_BITS, Trace, is_eager, refusal
 from emulate.probe.facts import Facts
 from emulate.topology import REFERENCE, Topology
-from emulate.verify import lockstep
+from emulate.verify import fallbacks
 from emulate.verify.case import Case
-from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
+from emulate.verify.causes.replicas import REPLICAS_MISSING
 from emulate.verify.certify import Evidence
-from emulate.verify.growth import explaining, grouping_matters, longer
+from emulate.verify.compared_runs import Rounding
+from emulate.verify.fallbacks import explaining_a_larger_batch, grouping_matters, judge_ends, note_of_more_examples
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.ledgers import hosts_of_rows, ledgers
-from emulate.verify.meetings import Met
-from emulate.verify.order import COARSE, is_wide, order_widens
-from emulate.verify.precision import Rounding
+from emulate.verify.ledgers import COARSE, hosts_of_rows, is_wide, ledgers, order_widens
 from emulate.verify.recovery import Recovery
 from emulate.verify.repeats import does_the_same
 from emulate.verify.reruns import Reruns
-from emulate.verify.result import RunResult
+from emulate.verify.result import Met, RunResult
 from emulate.verify.run_summary import outcome_of, same_weights, unjudged, unseen_code, with_faults
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import BY_DESIGN, Reference, Run
-from emulate.verify.without_reference import judge_ends
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 OTHER_RUNS = 2
@@ -105,7 +102,8 @@ class Session:
                 return self._summary(reference), judged, unseen_code(reference)
         reference = self._with_rows(self._compiled(yardstick, compiled), first.result())
         assert reference.trace is not None
-        if _is_left_to_chance(reference.trace):
+        # A coordinator may apply workers' results without waiting for all that it has scheduled.
+        if Facts.of(reference.trace).asynchronous and reference.trace.applies_sums:
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
             return self._summary(reference), [self._without_order(run.result()) for run in runs], unseen_code(reference)
         self._yardsticks.rounding = Rounding.of(reference.trace)
@@ -229,11 +227,7 @@ class Session:
             )
 
     def _judge_one(
-        self,
-        run: RunResult,
-        runs: Mapping[Variation, Future[RunResult] | None],
-        reference: RunResult,
-        facts: Facts,
+        self, run: RunResult, runs: Mapping[Variation, Future[RunResult] | None], reference: RunResult, facts: Facts
     ) -> Run:
         if self._lacks_replicas(run, reference):
             return self._judge_at_once(run, reference)
@@ -276,8 +270,8 @@ class Session:
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
         bases = [base]
         if run.status == "ok" and growth > 1:
-            bases = explaining(self._yardsticks, run, base, compared, growth)
-            run.notes += filter(None, [longer(reference.trace, compared)])
+            bases = explaining_a_larger_batch(self._yardsticks, run, base, compared, growth)
+            run.notes += filter(None, [note_of_more_examples(reference.trace, compared)])
 
         def judged_on(base: Variation) -> Judgement:
             case = self._case(run, own, varied, base, reference, compared, recovery)
@@ -293,10 +287,12 @@ class Session:
             on_shares = judged_on(bases[1]).advised_by(judgement)
             if judgement.is_unexplained or on_shares.is_scaled:
                 judgement, decides = on_shares, bases[1]
-        followed = lockstep.follow(reference.trace, compared) if run.status == "ok" and lockstep.is_wanted(judgement) else None
+        followed = (
+            fallbacks.follow(reference.trace, compared) if run.status == "ok" and fallbacks.needs_lockstep(judgement) else None
+        )
         at_its_weights = None if followed is None else replace(decides, follow=followed)
         if at_its_weights not in (None, led):
-            judgement = lockstep.better(judgement, judged_on(at_its_weights))
+            judgement = fallbacks.better_judgement(judgement, judged_on(at_its_weights))
         failed = self._reruns.take_first_failure()
         if judgement.is_unexplained and failed:
             note = f"Further runs failed, which could have shown more. The first was {failed}"
@@ -365,7 +361,7 @@ class Session:
             plain, own = (trace_of(self._yardsticks.reference(variation).reference) for variation in (AS_IT_STANDS, base))
             leads = None
             if run.status == "ok" and plain is not None and own is not None:
-                leads = lockstep.lead(own, compared, plain)
+                leads = fallbacks.lead(own, compared, plain)
             led = None if leads is None else replace(base, follow=leads[0], replay=leads[1])
             normalized = None if led is None or own is None else self._reruns.led_by_share(led, own, compared)
             self._leads[key] = normalized or (led if led is not None and self._yardsticks.led(led) else None)
@@ -416,11 +412,6 @@ class Session:
 def _rows(trace: Trace) -> set[str]:
     """Return the examples that were seen in its steps."""
     return {row for name in trace.optimizers for row in hosts_of_rows(trace, name)}
-
-
-def _is_left_to_chance(trace: Trace) -> bool:
-    """Return whether a coordinator applies workers' results without waiting for all that it has scheduled."""
-    return Facts.of(trace).asynchronous and trace.applies_sums
 
 
 def _draws_numbers(trace: Trace) -> bool:

@@ -10,7 +10,7 @@ from typing import final, overload
 
 from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, fixed_batches, refusal, splits_of
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.precision import Rounding
+from emulate.verify.compared_runs import Rounding
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 
@@ -379,13 +379,7 @@ class Yardsticks:
         return self._topologies[topology, variation]
 
     def _noise_plans(
-        self,
-        variation: Variation,
-        numbers: Sequence[int],
-        ulps: float,
-        summands: Path | None = None,
-        *,
-        permute: bool = True,
+        self, variation: Variation, numbers: Sequence[int], ulps: float, summands: Path | None = None, *, permute: bool = True
     ) -> dict[str, ProbePlan]:
         """Return, by the label of the run, how each noise run differs from the reference of a variation."""
         rounding, permute = self.rounding_of(variation), permute and self.permutes

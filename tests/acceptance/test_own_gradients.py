@@ -141,7 +141,7 @@ def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run,
     return verdict.runs[0], render(verdict)
 
 
-@pytest.mark.slow  # emulate/verify/test_replicas_apart.py has the cause, on made traces
+@pytest.mark.slow  # emulate/verify/test_sequential_replay.py has the cause, on made traces
 @pytest.mark.parametrize(
     "program",
     [

@@ -38,7 +38,7 @@ for batch in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tenso
 MEAN = "tf.reduce_sum(errors) / BATCH"
 
 
-@pytest.mark.slow  # emulate/verify/test_replicas_apart.py has the cause, on made traces
+@pytest.mark.slow  # emulate/verify/test_sequential_replay.py has the cause, on made traces
 @pytest.mark.parametrize(
     ("loss", "targets"),
     [

@@ -142,7 +142,7 @@ def test_the_reference_can_have_arguments_of_its_own(write: Any, preload: Preloa
 def test_a_topology_that_does_not_fit_is_unavailable_and_the_others_are_judged(
     write: Any, preload: Preload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emulate.verify.room.free_memory", lambda: 2 << 30)
+    monkeypatch.setattr("emulate.verify.checks.free_memory", lambda: 2 << 30)
     verdict = emulate.verify(write(), ["32x8", "1x2"], steps=3, preload=preload)
     assert [(run.topology, run.verdict) for run in verdict.runs] == [("32x8", "unavailable"), ("1x2", "equivalent")]
     assert verdict.exit_code == 5

@@ -14,18 +14,15 @@ from typing import Any
 import numpy as np
 
 from emulate.probe.batch_norm import permutation, splits_of
-from emulate.probe.examples import joined
-from emulate.probe.following_gradients import Following
-from emulate.probe.functions.joint import Key, Values
-from emulate.probe.functions.state import State
-from emulate.probe.functions.step_function import Fetched, StepFunction
+from emulate.probe.functions.parts import State
+from emulate.probe.functions.step_function import Fetched, Key, StepFunction, Values
+from emulate.probe.gradient_changes import Following, Pairs, RoundedGradients
 from emulate.probe.plan import ProbePlan
-from emulate.probe.recorder import Record
+from emulate.probe.recorder import Record, joined
 from emulate.probe.recording import Recording
 from emulate.probe.replay import Rows
-from emulate.probe.rounding import Pairs, RoundedGradients
 from emulate.probe.trace import Array, Step, Trace, Variable
-from emulate.probe.trace_writer import TraceWriter
+from emulate.probe.trace_files import TraceWriter
 
 _SAME = 1e-3
 """Largest relative L2 difference between a step's recorded gradients and those of its function: rounding is far below."""
@@ -80,7 +77,9 @@ class _Evaluation:
         recording = Recording(writer, steps=None, send=lambda event: None)
         if not self._plan.perturb:
             self._copy_facts(writer)
-        self._start()
+        number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
+        function = self._function(number)
+        self._check(function, _rows(function, step), step)
         for function, shares in self._batches():
             for record in self._step(function, shares):
                 recording.handle(record)
@@ -89,12 +88,6 @@ class _Evaluation:
         recording.close("steps")
         _write_reports(self._source, writer, Trace(self._plan.trace))
         writer.close()
-
-    def _start(self) -> None:
-        """Check the functions."""
-        number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
-        function = self._function(number)
-        self._check(function, _rows(function, step), step)
 
     def _begin(self, function: StepFunction) -> None:
         """Begin with the plan's first values of the weights that no step has had before."""

@@ -17,8 +17,7 @@ import numpy as np
 
 from emulate import graph_functions
 from emulate.probe import upstream
-from emulate.probe.functions.files import folder_of, state_of
-from emulate.probe.functions.parts import READS
+from emulate.probe.functions.parts import READS, folder_of, state_of
 from emulate.probe.reports import averages
 
 _FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")

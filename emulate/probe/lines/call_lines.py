@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from emulate.imports import when_imported
-from emulate.probe import body as bodies
-from emulate.probe import told
-from emulate.probe import upstream as probe_upstream
-from emulate.probe.lines import stack_lines, step, upstream
+from emulate.probe import interventions, upstream
+from emulate.probe import replica_call as bodies
+from emulate.probe.lines import stack_lines, step
 from emulate.probe.point import around, around_function, caller
 from emulate.probe.reports import averages, program_caller
 from emulate.program import described, innermost
@@ -32,7 +31,7 @@ def install(probe: Probe) -> None:
         return
     stack_lines.install()
     step.own_operations()
-    dataset, strategy = probe_upstream.dataset_class(), probe_upstream.strategy_class()
+    dataset, strategy = upstream.dataset_class(), upstream.strategy_class()
     for name in _PIPELINE:
         _wrap(probe, dataset, name, name, about=_seed_of if name == "shuffle" else None)
     for name in _SOURCES:
@@ -44,13 +43,13 @@ def install(probe: Probe) -> None:
         _wrap(probe, upstream.checkpoint_class(), name, "restore")
     _wrap_collectives(probe)
     _wrap_options(probe)
-    told.see_counts(lambda: note(probe, "num_replicas"))
+    interventions.see_counts(lambda: note(probe, "num_replicas"))
     when_imported("numpy", lambda: _wrap_numpy(probe))
 
 
 def install_keras(probe: Probe, package: str) -> None:
     """Wrap what makes the layers that are told of, in one Keras."""
-    for cls in upstream.layer_classes(package) if probe.lines.enabled else ():
+    for cls in upstream.layer_classes_of(package) if probe.lines.enabled else ():
         signature = inspect.signature(cls.__init__)
 
         @around(cls, "__init__")

@@ -9,16 +9,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
-from emulate.probe import body as bodies
-from emulate.probe.lines import stack_lines, upstream, walks
-from emulate.probe.lines.eager import Operations
-from emulate.probe.lines.graph import ReplicaGraph, describe
+from emulate.probe import replica_call as bodies
+from emulate.probe import upstream
+from emulate.probe.lines import stack_lines, walks
+from emulate.probe.lines.stack_lines import Operations
+from emulate.probe.lines.walks import ReplicaGraph, describe
 from emulate.probe.point import around
 from emulate.program import described, innermost
 
 if TYPE_CHECKING:
-    from emulate.probe.body import Body
     from emulate.probe.probe import Probe
+    from emulate.probe.replica_call import Body
 
 _MOST_TRACES = 4
 """So often the lines of a function are recorded: it may be traced again for other shapes, or once variables are made."""

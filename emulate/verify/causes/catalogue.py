@@ -1,4 +1,4 @@
-"""List all causes, in the order in which they are checked and fixed."""
+"""List all causes, in the order in which they are checked and fixed. The last reports a difference that no other explains."""
 
 from __future__ import annotations
 
@@ -7,103 +7,172 @@ from dataclasses import replace
 
 from emulate.errors import UsageError, did_you_mean
 from emulate.verify.case import Case
-from emulate.verify.causes.accumulation import ACCUMULATION
-from emulate.verify.causes.batchnorm import BATCHNORM, BATCHNORM_CANCELLED
-from emulate.verify.causes.cause import Cause
-from emulate.verify.causes.checkpoint_conflict import CHECKPOINT_CONFLICT
-from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
-from emulate.verify.causes.cross_replica_tensor import CROSS_REPLICA_TENSOR
-from emulate.verify.causes.depends_on_replicas import DEPENDS_ON_REPLICAS
-from emulate.verify.causes.endings import (
-    COLLECTIVE_MISMATCH,
-    COLLECTIVE_ORDER,
-    HOST_EXITED,
-    PYTHON_DEADLOCK,
-    UNEQUAL_STEPS,
-    WAITS_FOR_DATA,
+from emulate.verify.causes import (
+    changed_gradients,
+    depends_on_replicas,
+    endings,
+    hosts,
+    local_batches,
+    loss_scaling,
+    randomness,
+    replicas,
+    reports,
+    samples,
+    shared_files,
+    updates,
 )
-from emulate.verify.causes.file_order import FILE_ORDER
-from emulate.verify.causes.final_weights import FINAL_WEIGHTS
-from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
-from emulate.verify.causes.hash_order import HASH_ORDER
-from emulate.verify.causes.host_values import HOST_VALUES
-from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
-from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
-from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING, LOSS_SCALING_OF_A_PART
-from emulate.verify.causes.numerics import EMPTY_SHARD, NAN
-from emulate.verify.causes.python_state import PYTHON_STATE
-from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
-from emulate.verify.causes.recovery import CHECKPOINT_NOT_RESTORED, NOT_RECOVERED, RECOVERED_DIFFERENTLY
-from emulate.verify.causes.regularization import REGULARIZATION
-from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE
-from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
-from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
-from emulate.verify.causes.samples import BATCH_SIZE, COUNTED, MISSING, REORDERED, REPEATED
-from emulate.verify.causes.shared_files import SHARED_FILES
-from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
-from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
-from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
-from emulate.verify.causes.unexplained import UNEXPLAINED
-from emulate.verify.causes.unseeded_hosts import UNSEEDED_HOSTS
-from emulate.verify.causes.update_scaling import UPDATE_SCALING
-from emulate.verify.causes.variable_aggregation import VARIABLE_AGGREGATION
+from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, names_in_words
+from emulate.verify.compare import Point
+from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
 
+_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
+"""After these the arithmetic of later steps says nothing of its own."""
+
+
+def _search_unexplained(case: Case) -> Sign | None:
+    left = case.left()
+    if case.is_of_groups and not case.found:
+        return Sign("The gradients depend on which replica has which examples, and no known cause explains it.", OF_GROUPS)
+    if not left and not case.found:
+        return _unexplained_examples(case)
+    if not left or any(case.has(code) for code in _DECIDED):
+        return None
+    first = left[0]
+    d = first.difference()
+    where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
+    return Sign(
+        f"From step {d.step} on the {where} differs, and no known cause explains it.",
+        f"error {d.error:.2g}, noise floor {d.noise:.2g} ({first.ratio:.0f}x); {len({p.measure.key for p in left})} "
+        f"of {len({p.measure.key for p in case.base.points})} compared values differ in some "
+        f"step{_assigned_too(case, d.step)}",
+        _fix_of_unexplained(case, first),
+        blame=_blame(case, first),
+    )
+
+
+def _blame(case: Case, first: Point) -> list[Blame]:
+    """Return where the lines of the first difference are looked for: all of its stage."""
+    key, step = first.measure.key, first.step
+    of_kind = {
+        "initial-weight": [made("start", "num_replicas", in_step=False)],
+        "weight": [operations("update", "apply"), made("update", "apply"), operations("assigned", "assign")],
+        "variable": [operations("assigned", "assign")],
+        "loss": [operations("reported", "made", "reduced")],
+        "metric": [operations("reported", "made", "reduced")],
+        "data": [made("examples", "dataset function", "map", "shuffle", "batch", "distribute")],
+        "final-weight": [made("ending", "restore")],
+    }
+    if key.kind != "gradient":
+        return of_kind.get(key.kind, [])
+    loss_differs = any(point.exceeds for point in case.base.objectives if point.step == step)
+    numbered = [operations("loss", "numbers")] if case.facts.gathers else []  # labels and masks of gathered examples
+    return [*numbered, between("loss")] if loss_differs else [*numbered, between("given"), between("loss")]
+
+
+def _assigned(case: Case, step: int) -> list[str]:
+    """Return variables that the step assigns itself and that differ in the same step."""
+    points = (point for point in case.base.exceeding if point.step == step and updates.is_assigned(case, point))
+    return list(dict.fromkeys(point.measure.key.tensor for point in points))
+
+
+def _assigned_too(case: Case, step: int) -> str:
+    names = _assigned(case, step)
+    return (
+        f"; in the same step {names_in_words(names)}, which the step assigns, differ{'s' * (len(names) == 1)} too"
+        if names
+        else ""
+    )
+
+
+def _fix_of_unexplained(case: Case, first: Point) -> str | None:
+    """Return where to look; None for the general advice."""
+    if first.measure.key.kind == "gradient" and _assigned(case, first.step):
+        return _OF_ASSIGNED
+    key, before = first.measure.key, case.base.first_step("gradient")
+    if key.kind == "weight" and key.optimizer == "tape" and (before is None or before > first.step):
+        return _OF_UPDATE
+    return _OF_GATHERED if case.facts.gathers else None
+
+
+_OF_ASSIGNED = "If the step assigns a variable"
+_OF_UPDATE = "If you write the update yourself"
+_OF_GATHERED = "If the step gathers over the replicas"
+
+
+def _unexplained_examples(case: Case) -> Sign | None:
+    """Check for examples that differ in a way that no cause explains."""
+    ledger = case.ledger
+    if ledger is None or ledger.grows or ledger.first_apart is None:
+        return None
+    n = ledger.samples
+    return Sign(
+        f"From step {ledger.first_apart} on the examples differ from those of one device, and no known cause explains it.",
+        f"one device had none of {ledger.foreign} of {n.seen} examples. gpudist identifies an example by its "
+        "contents, so an augmentation that depends on the host or the position makes other examples",
+        "If the examples differ",
+        blame=[made("examples", "dataset function", "map", "shuffle", "batch", "distribute")],
+    )
+
+
+UNEXPLAINED = Cause("unexplained", _search_unexplained)
+
+
 _CAUSES: tuple[Cause, ...] = (
-    SHARED_FILES,  # where runs change each other nothing else is told by what they did
-    FRAMEWORK_LIMIT,
-    HOST_EXITED,
-    UNEQUAL_STEPS,
-    COLLECTIVE_ORDER,
-    COLLECTIVE_MISMATCH,
-    WAITS_FOR_DATA,
-    PYTHON_DEADLOCK,
-    REPLICAS_MISSING,
-    UNSEEDED,
-    COUNTED,
-    BATCH_SIZE,  # before what it looks like
-    REPEATED,
-    MISSING,
-    REORDERED,
-    STATIC_SPLIT,
-    CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
-    INITIAL_WEIGHTS,
-    MISSING_ALL_REDUCE,
-    REPLICAS_DISAGREE,
-    BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
-    BATCHNORM_CANCELLED,
-    VARIABLE_AGGREGATION,  # before what follows from it
-    EMPTY_SHARD,
-    NAN,
-    ACCUMULATION,  # a factor, a decay and clipping of its own
-    SPARSE_GRADIENT,
-    PYTHON_STATE,  # what it does to a loss looks like clipping, a count, rows that depend on each other
-    CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
-    DOUBLE_ALL_REDUCE,
-    LOSS_SCALING,
-    UNEVEN_BATCH,
-    DEPENDS_ON_REPLICAS,
-    UPDATE_SCALING,
-    LOSS_SCALING_OF_A_PART,
-    REGULARIZATION,
-    LOCAL_NORMALIZATION,
-    IN_BATCH_NEGATIVES,
-    LOSS_REPORT,
-    METRIC_AGGREGATION,
-    IDENTICAL_DROPOUT,
-    STATIC_IN_GRAPH,
-    CACHED_RANDOMNESS,
-    HASH_ORDER,
-    FILE_ORDER,
-    UNSEEDED_HOSTS,
-    IDENTICAL_AUGMENTATION,
-    CHECKPOINT_CONFLICT,
-    FINAL_WEIGHTS,
-    HOST_VALUES,  # where nothing else explains it
+    shared_files.SHARED_FILES,  # where runs change each other nothing else is told by what they did
+    endings.FRAMEWORK_LIMIT,
+    endings.HOST_EXITED,
+    endings.UNEQUAL_STEPS,
+    endings.COLLECTIVE_ORDER,
+    endings.COLLECTIVE_MISMATCH,
+    endings.WAITS_FOR_DATA,
+    endings.PYTHON_DEADLOCK,
+    replicas.REPLICAS_MISSING,
+    randomness.UNSEEDED,
+    samples.COUNTED,
+    samples.BATCH_SIZE,  # before what it looks like
+    samples.REPEATED,
+    samples.MISSING,
+    samples.REORDERED,
+    depends_on_replicas.STATIC_SPLIT,
+    depends_on_replicas.CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
+    replicas.INITIAL_WEIGHTS,
+    replicas.MISSING_ALL_REDUCE,
+    replicas.REPLICAS_DISAGREE,
+    local_batches.BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
+    local_batches.BATCHNORM_CANCELLED,
+    updates.VARIABLE_AGGREGATION,  # before what follows from it
+    local_batches.EMPTY_SHARD,
+    local_batches.NAN,
+    changed_gradients.ACCUMULATION,  # a factor, a decay and clipping of its own
+    changed_gradients.SPARSE_GRADIENT,
+    depends_on_replicas.PYTHON_STATE,  # what it does to a loss looks like clipping, a count, rows that depend on each other
+    changed_gradients.CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
+    loss_scaling.DOUBLE_ALL_REDUCE,
+    loss_scaling.LOSS_SCALING,
+    local_batches.UNEVEN_BATCH,
+    depends_on_replicas.DEPENDS_ON_REPLICAS,
+    updates.UPDATE_SCALING,
+    loss_scaling.LOSS_SCALING_OF_A_PART,
+    loss_scaling.REGULARIZATION,
+    local_batches.LOCAL_NORMALIZATION,
+    local_batches.IN_BATCH_NEGATIVES,
+    reports.LOSS_REPORT,
+    reports.METRIC_AGGREGATION,
+    randomness.IDENTICAL_DROPOUT,
+    depends_on_replicas.STATIC_IN_GRAPH,
+    depends_on_replicas.CACHED_RANDOMNESS,
+    hosts.HASH_ORDER,
+    hosts.FILE_ORDER,
+    hosts.UNSEEDED_HOSTS,
+    randomness.IDENTICAL_AUGMENTATION,
+    shared_files.CHECKPOINT_CONFLICT,
+    updates.FINAL_WEIGHTS,
+    hosts.HOST_VALUES,  # where nothing else explains it
     UNEXPLAINED,
-    NOT_RECOVERED,
-    CHECKPOINT_NOT_RESTORED,
-    RECOVERED_DIFFERENTLY,
+    endings.NOT_RECOVERED,
+    endings.CHECKPOINT_NOT_RESTORED,
+    endings.RECOVERED_DIFFERENTLY,
 )
 
 
@@ -150,27 +219,29 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
     if only is not None:
         add(only.look(case))
         return tuple(case.found)
-    add(SHARED_FILES.look(case))
+    add(shared_files.SHARED_FILES.look(case))
     nothing_else = bool(case.found) and not case.found[0].allowed and not case.has_ended_early
-    for cause in (NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:
+    for cause in (endings.NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:
         add(cause.look(case))
-    if case.has(UNEXPLAINED.code) and not case.has(UNSEEDED.code):
-        add(UNSEEDED.look(case))
-        case.found.sort(key=lambda finding: finding.code != UNSEEDED.code)
-    if case.has(IN_BATCH_NEGATIVES.code):
+    if case.has(UNEXPLAINED.code) and not case.has(randomness.UNSEEDED.code):
+        add(randomness.UNSEEDED.look(case))
+        case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
+    if case.has(local_batches.IN_BATCH_NEGATIVES.code):
         for cause in _CAUSES:
             add(cause.look_behind(case))
-        if case.has(STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
-            case.found[:] = [finding for finding in case.found if finding.code != IN_BATCH_NEGATIVES.code]
+        if case.has(
+            depends_on_replicas.STATIC_SPLIT.code
+        ):  # it is that tensor's rows that a row depends on, not those of its batch
+            case.found[:] = [finding for finding in case.found if finding.code != local_batches.IN_BATCH_NEGATIVES.code]
     elif _is_of_a_gradient(case):
         _look_for_parts(case, add)
-    return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == IN_BATCH_NEGATIVES.code)))
+    return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == local_batches.IN_BATCH_NEGATIVES.code)))
 
 
 def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:
     """Check for wrong parts of the loss: a tensor that other parts also reach is a mixture."""
     unexplained = case.found[-1]
-    for cause in (LOSS_SCALING, LOCAL_NORMALIZATION):
+    for cause in (loss_scaling.LOSS_SCALING, local_batches.LOCAL_NORMALIZATION):
         add(cause.look_behind(case))
     if case.found[-1] is not unexplained and not case.found[-1].allowed:
         case.found.remove(unexplained)

@@ -1,15 +1,125 @@
-"""Define the interface of a cause."""
+"""Define the interface of a cause, and read its texts.
+
+Each cause has one Markdown file in `texts/`, which the command and the documentation share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
+from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
-from emulate.verify.causes.text import GENERAL, CauseText, plain, read
-from emulate.verify.fit import Fit
 from emulate.verify.lines import Blame, locate
 from emulate.verify.verdict import Finding, url_of
+
+TEXTS = Path(__file__).with_name("texts")
+GENERAL = ""
+"""Heading of the fix for most programs, which comes first."""
+WRONG, RIGHT, EVIDENCE, FIX, LINKS = SECTIONS = ("Wrong", "Right", "How gpudist recognizes it", "How to fix it", "See also")
+_FENCE = "```"
+_LINK = re.compile(r"\[([^\]]+)\]\((https?://[^)]+)\)")
+
+
+@dataclass(frozen=True)
+class CauseText:
+    """Hold the text of a cause in Markdown; `plain` turns it into text for a terminal.
+
+    Attributes:
+        title: A few words.
+        meaning: What goes wrong, and why.
+        wrong: Code that has the cause; empty where a few lines cannot show it.
+        right: The same code without the cause.
+        evidence: How gpudist recognizes it.
+        fixes: The general fix under `GENERAL`, then others by the heading that says when they suit.
+        links: Issues and documentation elsewhere.
+    """
+
+    title: str
+    meaning: str
+    evidence: str
+    wrong: str = ""
+    right: str = ""
+    fixes: Mapping[str, str] = field(default_factory=dict)
+    links: str = ""
+
+
+@cache
+def read_text(code: str) -> CauseText:
+    """Return the text of the cause with this code."""
+    return parse_text((TEXTS / f"{code}.md").read_text(encoding="utf-8"))
+
+
+def parse_text(markdown: str) -> CauseText:
+    """Return the parts of a cause's file.
+
+    Args:
+        markdown: A title, the meaning, and the sections of `SECTIONS` in this order; the evidence and the fix are required.
+
+    Returns:
+        The parts.
+
+    Raises:
+        ValueError: When there is no title, or a section is unknown or in the wrong place.
+    """
+    title, _, body = markdown.partition("\n")
+    (_, meaning), *sections = _split_at_headings(body, "## ")
+    names = [name for name, _ in sections]
+    if not title.startswith("# ") or names != [name for name in SECTIONS if name in names]:
+        raise ValueError(f"A title and some of {SECTIONS} must come in this order. Received: {title!r}, {names}.")
+    of = dict(sections)
+    return CauseText(
+        title=title.removeprefix("# "),
+        meaning=meaning,
+        evidence=of[EVIDENCE],
+        wrong=code_of(of.get(WRONG, "")),
+        right=code_of(of.get(RIGHT, "")),
+        fixes=dict(_split_at_headings(of[FIX], "### ")),
+        links=of.get(LINKS, ""),
+    )
+
+
+def _split_at_headings(markdown: str, mark: str) -> list[tuple[str, str]]:
+    """Return (heading, text) of each part that such a heading begins; the text before the first has the heading `GENERAL`."""
+    parts: list[tuple[str, list[str]]] = [(GENERAL, [])]
+    is_code = False
+    for line in markdown.splitlines():
+        is_code ^= line.startswith(_FENCE)
+        if line.startswith(mark) and not is_code:  # a comment of Python begins with "# " too
+            parts.append((line.removeprefix(mark).strip(), []))
+        else:
+            parts[-1][1].append(line)
+    return [(heading, "\n".join(lines).strip()) for heading, lines in parts]
+
+
+def code_of(markdown: str) -> str:
+    """Return the code of a section without its fences."""
+    return "\n".join(line for line in markdown.splitlines() if not line.startswith(_FENCE))
+
+
+def plain_text(markdown: str) -> str:
+    """Return Markdown as text: a line for each paragraph, code indented by four spaces, `name: address` for a link."""
+    return "\n".join(_plain_lines(markdown))
+
+
+def _plain_lines(markdown: str) -> Iterator[str]:
+    paragraph: list[str] = []
+    is_code = False
+    for line in [*markdown.splitlines(), ""]:
+        is_fence = line.startswith(_FENCE)
+        if paragraph and (is_fence or not line.strip() or line.startswith("- ")):
+            yield _LINK.sub(r"\1 <\2>", " ".join(paragraph))
+            paragraph = []
+        if is_fence:
+            is_code = not is_code
+        elif is_code:
+            yield ("    " + line).rstrip()
+        elif line.strip():
+            paragraph.append(line.strip())
+
 
 OF_GROUPS = (
     "One device has the gradients of this run if it does what each replica does with its own examples, and adds up the "
@@ -69,7 +179,7 @@ class Cause:
     @property
     def text(self) -> CauseText:
         """Return the texts of this cause."""
-        return read(self.code)
+        return read_text(self.code)
 
     @property
     def url(self) -> str:
@@ -78,7 +188,7 @@ class Cause:
 
     def fix(self, *headings: str) -> str:
         """Return the fixes under these headings as plain text."""
-        return "\n".join(plain(self.text.fixes[heading]) for heading in headings)
+        return "\n".join(plain_text(self.text.fixes[heading]) for heading in headings)
 
     def look(self, case: Case) -> Finding | None:
         """Return the finding if this cause is seen in the case."""

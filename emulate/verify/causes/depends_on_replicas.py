@@ -1,20 +1,27 @@
-"""Detect a step that computes something else with more replicas."""
+"""Detect a step that computes something else with more replicas: by their number, Python state, or tensors that are split."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from emulate.probe import common_input
-from emulate.probe.trace import Array
+from emulate.probe.recorder import row_names
+from emulate.probe.trace import Array, Step
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, numbers
-from emulate.verify.causes.replicas_apart import is_possible, rebase_where_numbers_matter
+from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers
+from emulate.verify.causes.sequential_replay import REPLAY, is_possible, rebase_where_numbers_matter, rebase_where_turns_matter
 from emulate.verify.compare import Comparison, explains_up_to
-from emulate.verify.lines import made, operations
+from emulate.verify.compared_runs import complete
+from emulate.verify.gradients import StepOfAll
+from emulate.verify.lines import Blame, between, changes_of_state, made, operations
 
 
-def _search(case: Case) -> Sign | None:
+def _search_dependence(case: Case) -> Sign | None:
     first, apart = case.base.first_step("gradient"), case.base.first_step("weight")
     if apart is not None and (first is None or first > apart):
         return _of_update(case, apart)
@@ -156,5 +163,199 @@ _SAME_UPDATE = "If the update depends on it"
 
 
 DEPENDS_ON_REPLICAS = Cause(
-    "depends-on-replicas", _search, blame=(made("loss", "num_replicas", in_step=True), made("start", "num_replicas"))
+    "depends-on-replicas", _search_dependence, blame=(made("loss", "num_replicas", in_step=True), made("start", "num_replicas"))
 )
+
+
+def _search_state(case: Case) -> Sign | None:
+    first = case.base.first_step("gradient")
+    if first is None or case.facts.clips:
+        return None
+    explanation = case.explanation
+    weighted = [fit for fit in explanation.weighted if not case.are_counts(fit)]
+    if not any(fit.step == first for fit in weighted) and not any(step == first for _, step in explanation.unexplained):
+        return None
+    before = case.base.exceeding[0]
+    agrees = rebase_where_turns_matter(case, first)
+    if agrees is None:
+        return None
+    key = before.measure.key
+    return Sign(
+        "The step changes something in Python (a counter, a list, a generator) with each replica's call: "
+        f"{case.num_replicas} times in a step, with another value on each replica.",
+        f"{key.tensor} ({key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}",
+    )
+
+
+PYTHON_STATE = Cause("python-state", _search_state, blame=(changes_of_state("loss"), between("loss")))
+
+
+def _search_crossings(case: Case) -> Sign | None:
+    crossings = case.lines.crossings()
+    if not crossings:
+        return None
+    first = crossings[0]
+    case.cut(0, "a replica computes with another replica's tensor")
+    operations = "operation" if first["number"] == 1 else "operations"
+    return Sign(
+        f"Replica {first['replica']} computes its loss with a tensor of replica {first['of']}.",
+        f"{first['number']} {operations} of one replica (first {first['operation']}) take, from no collective, a "
+        "tensor that another replica has made of its own examples",
+        [GENERAL, _OF_KERAS] if case.facts.compiled else None,
+    )
+
+
+_OF_KERAS = "With losses that Keras keeps on layers"
+
+
+def _lines(case: Case) -> list[dict[str, object]]:
+    return [entry for event in case.lines.crossings() for entry in event["lines"]]
+
+
+CROSS_REPLICA_TENSOR = Cause("cross-replica-tensor", _search_crossings, blame=(Blame("loss", _lines),))
+
+
+_Values = NDArray[Any]
+_STEPS = 3
+"""Number of equal steps from which an argument is not a batch."""
+_CLOSE = 1e-4
+"""Tolerance of values that were normalized in 32 bits."""
+
+
+def _search_split(case: Case) -> Sign | None:
+    for alone, ours in _steps(case):
+        static = _static_inputs(_arrays(alone))
+        if split := _split(static, ours):
+            case.cut(0, "each replica has another part of a tensor that must be the same on all")
+            return _sign_of_split(static, split)
+    return None
+
+
+def _search_split_of_batch(case: Case) -> Sign | None:
+    """Check for a static tensor with the length of the batch, if each replica's examples alone explain everything."""
+    for alone, ours in _steps(case):
+        arrays = _arrays(alone)
+        static = _static_of_batch(arrays)
+        if split := sorted(_split(static, ours), key=lambda item: not _relates_rows(static[item[0]])):
+            return _sign_of_split(static, split, f"; {REPLAY} has the same gradients")
+    return None
+
+
+def _steps(case: Case) -> Iterator[tuple[list[Step], list[StepOfAll]]]:
+    """Yield the first steps of each optimizer, on one device and on several replicas."""
+    for name in case.reference.optimizers:
+        ours, theirs = complete(case.untouched, name)[:_STEPS], complete(case.plain, name)[:_STEPS]
+        if len(ours) < 2 or len(theirs) < 2 or len(ours[0]) < 2 or case.has("replicas-missing"):
+            continue
+        yield [step[min(step)] for step in theirs], ours
+
+
+def _split(static: Mapping[int, _Values], ours: list[StepOfAll]) -> list[tuple[int, list[int]]]:
+    return [(at, shares) for at in static if (shares := _shares(static[at], at, ours))]
+
+
+def _sign_of_split(static: Mapping[int, _Values], split: list[tuple[int, list[int]]], besides: str = "") -> Sign:
+    at, shares = split[0]
+    shape = list(static[at].shape)
+    which = f"argument {at} (shape {shape})" + (f" and {len(split) - 1} more" if len(split) > 1 else "")
+    return Sign(
+        f"A static tensor with {shape[0]} rows is split over the replicas: none of them has all of it.",
+        f"Flattened {which} of the step is the same in every step on one device; the replicas have "
+        f"{numbers(shares)} of its rows, which together are the tensor{besides}",
+    )
+
+
+def _arrays(steps: list[Step]) -> dict[int, list[_Values]]:
+    """Return, by place, the arguments that were recorded in all steps and have rows."""
+    arrays = {at: [_whole(step, at) for step in steps] for at in range(min(len(step.inputs) for step in steps))}
+    recorded = {at: [array for array in of_steps if array is not None] for at, of_steps in arrays.items()}
+    return {at: of_steps for at, of_steps in recorded.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
+
+
+def _static_inputs(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
+    """Return arguments that no step changes, with other lengths than those that change: labels may be constant, too.
+
+    Where all rows are equal, a replica that has some of them has all that they say.
+    """
+    same = _same(arrays)
+    batch = {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
+    return {at: array for at, array in same.items() if batch and len(array) not in batch and (array != array[:1]).any()}
+
+
+def _same(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
+    return {at: of_steps[0] for at, of_steps in arrays.items() if all(np.array_equal(of_steps[0], array) for array in of_steps)}
+
+
+def _static_of_batch(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
+    """Return constant arguments as long as the batch, or with a column for each example, but no labels."""
+    same = _same(arrays)
+    batch = {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
+    return {at: array for at, array in same.items() if _relates_rows(array) or (len(array) in batch and _is_table(array))}
+
+
+def _is_table(array: _Values) -> bool:
+    """Return whether it has distinct rows of numbers."""
+    return array.ndim > 1 and array.dtype.kind == "f" and len(set(row_names([{"dense": array}]))) == len(array)
+
+
+def _relates_rows(array: _Values) -> bool:
+    """Return whether it is an adjacency, a similarity or a distance: symmetric, or normalized by row or column.
+
+    A mask that is the same for all rows is none, and neither are one-hot rows.
+    """
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.dtype.kind not in "fbiu":
+        return False
+    wide = array.astype(np.float64)
+    if (wide == wide[:1]).all() or (np.count_nonzero(wide, axis=1) < 2).all():
+        return False
+    sums = [wide.sum(axis=axis) for axis in (0, 1) if (wide >= 0).all()]
+    return np.allclose(wide, wide.T, _CLOSE) or any(np.allclose(total, 1.0, _CLOSE) for total in sums)
+
+
+def _whole(step: Step, at: int) -> _Values | None:
+    stored = step.inputs[at] if at < len(step.inputs) else None
+    return stored.read() if stored is not None and stored.is_complete else None
+
+
+def _shares(tensor: _Values, at: int, steps: list[StepOfAll]) -> list[int]:
+    """Return how many rows of a static tensor each replica has; empty unless together they are the tensor."""
+    parts = [_whole(local, at) for _, local in sorted(steps[0].items())]
+    matching = [part for part in parts if part is not None and part.shape[1:] == tensor.shape[1:]]
+    if len(matching) < len(parts) or not np.array_equal(np.concatenate(matching), tensor):
+        return []
+    return [len(part) for part in matching]
+
+
+def _search_in_graph(case: Case) -> Sign | None:
+    constants = sorted(case.facts.constants, key=lambda constant: -int(constant["bytes"]))
+    if not constants:
+        return None
+    largest = constants[0]
+    copies = int(largest["copies"])
+    size = f"{int(largest['bytes']) / 2**20:.0f} MiB"
+    more = f"; {len(constants) - 1} more such constants" if len(constants) > 1 else ""
+    return Sign(
+        f"An array of {size} is a constant of the graph ({largest['where'] or 'in a library'}).",
+        f"{largest['dtype']}{largest['shape']} was written into a graph {copies} time{'s' if copies > 1 else ''}{more}. "
+        "Such an array costs seconds and several copies in memory; above 2 GB TensorFlow raises an error",
+        places=[str(largest["where"])],
+    )
+
+
+def _search_cached(case: Case) -> Sign | None:
+    cached = case.facts.cached
+    if not cached:
+        return None
+    return Sign(
+        f"Random numbers before cache() are drawn only once: every epoch has the same {names_in_words(cached)}.",
+        f"Random stages before the pipeline's cache(): {', '.join(cached)}. One device does the same",
+    )
+
+
+STATIC_SPLIT = Cause(
+    "static-tensor-split", _search_split, behind=_search_split_of_batch, blame=(made("examples", "from_tensors", "distribute"),)
+)
+
+STATIC_IN_GRAPH = Cause("static-tensor-in-graph", _search_in_graph, advice=True, blame=(made("start"),))
+
+CACHED_RANDOMNESS = Cause("cached-randomness", _search_cached, advice=True, blame=(made("examples", "cache"),))

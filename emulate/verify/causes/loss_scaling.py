@@ -1,4 +1,4 @@
-"""Detect a loss divided by the wrong number, or gradients that are summed twice."""
+"""Detect a loss divided by the wrong number, terms that count too often, and gradients that are summed twice."""
 
 from __future__ import annotations
 
@@ -6,16 +6,96 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emulate.verify.arrays import aligned, norm
+from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, steps_in_words
-from emulate.verify.causes.regularization import stands_apart
-from emulate.verify.causes.replicas_apart import REPLAY, explains_a_sum, rebase_on_replicas_apart
+from emulate.verify.causes.sequential_replay import REPLAY, explains_a_sum, rebase_on_replay
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import ROUND, Fit
-from emulate.verify.gradients import names_of, objective, weight_of, weights_before
-from emulate.verify.lines import operations
+from emulate.verify.gradients import aligned, names_of, norm, objective, weight_of, weights_before
+from emulate.verify.lines import between, operations
+
+_FIXES = "If the term has another form"
+
+
+def _search_regularization(case: Case) -> Sign | None:
+    fits = tuple(fit for fit in case.explanation.decayed if not _stands_apart(fit))
+    if case.has("accumulation"):
+        return None
+    if not fits or not _is_steady(fits) or not _is_known(case, fits[0]):
+        return _of_each_replica(case)
+    case.explain_fits(fits)
+    first = fits[0]
+    tensors = list(first.decay)
+    l2, l1 = first.decay[tensors[0]]
+    term = " + ".join(filter(None, (f"{l2:.4g} * w" if l2 else "", f"{l1:.4g} * sign(w)" if l1 else "")))
+    size = l2 or l1
+    on = "1 variable" if len(tensors) == 1 else f"{len(tensors)} variables"
+    return Sign(
+        f"A regularization term of {names_in_words(tensors)} counts too {'often' if size > 0 else 'little'}: every replica "
+        f"{'adds all of it, and the gradients are summed' if size > 0 else 'divides it too often'}.",
+        f"{steps_in_words(fits)}: the error of the gradients is {term} ({tensors[0]}), on {on}; the others agree; "
+        f"without it the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor"
+        + _coefficient(l2, case.num_replicas),
+    )
+
+
+def _of_each_replica(case: Case) -> Sign | None:
+    """Check for a term of any form that is added once for each replica, or is divided by their number."""
+    first = case.first_unexplained
+    if first is None:
+        return None
+    agrees = rebase_on_replay(case, first, grouping_matters=False)
+    if agrees is None:
+        return None
+    return Sign(
+        "A part of the loss counts once for each replica, or is divided by the number of replicas: a term "
+        "without examples, a mean over the replica's own examples, or, where Keras divides the losses, a sum "
+        "over examples.",
+        f"The gradients differ from step {first} on; {agrees}",
+        _FIXES,
+    )
+
+
+def _stands_apart(fit: Fit) -> bool:
+    """Return whether the loss has a wrong scale and the regularization term, which is right, has not."""
+    is_off = abs(fit.factor - 1) > ROUND
+    return is_off and all((l2 or l1) * (fit.factor - 1) > 0 for l2, l1 in fit.decay.values())
+
+
+def _coefficient(l2: float, replicas: int) -> str:
+    """Return the L2 coefficient if each of N replicas adds all of it: N - 1 times 2 * l2 * w too much."""
+    return (
+        f". That is L2 with a coefficient of {l2 / 2 / (replicas - 1):.3g}, added {replicas} times instead of once"
+        if l2 > 0
+        else ""
+    )
+
+
+def _is_steady(fits: tuple[Fit, ...]) -> bool:
+    """Return whether a term has the same size in every step."""
+    sizes = [dict(fit.decay) for fit in fits]
+    first = sizes[0]
+    return all(
+        abs(a - b) <= 0.01 * max(abs(a), abs(b), 1e-30)
+        for decay in sizes
+        for name, pair in decay.items()
+        if name in first
+        for a, b in zip(pair, first[name], strict=True)
+    )
+
+
+def _is_known(case: Case, fit: Fit) -> bool:
+    """Return whether at least one of the tensors belongs to layers with regularizers, if there are such layers."""
+    return not case.facts.regularized or bool(set(case.facts.regularized) & set(fit.decay))
+
+
+REGULARIZATION = Cause(
+    "regularization-per-replica",
+    _search_regularization,
+    blame=(operations("loss", "penalty"), operations("given", "penalty"), between("given")),
+)
+
 
 _MANY = 16
 """So many elements beyond the noise floor do not have one factor by accident."""
@@ -83,7 +163,7 @@ def _search_scaling(case: Case) -> Sign | None:
         f"{steps_in_words(fits)}; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
         "the noise floor"
     )
-    apart = [name for fit in fits for name in fit.decay if stands_apart(fit)]
+    apart = [name for fit in fits for name in fit.decay if _stands_apart(fit)]
     if apart:
         names = names_in_words(list(dict.fromkeys(apart)))
         evidence += f" (a regularization term of {names} is not scaled with the loss, which is right)"
@@ -171,11 +251,9 @@ def _drowned(case: Case) -> Sign | None:
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric", "gradient", "weight") and point.step >= first)
     return Sign(
         f"The loss that is minimized is, from step {first} on, {words}.",
-        (
-            f"The loss of step {first} is {m.in_print[0]}, summed over the replicas, and {m.in_print[1]} on one "
-            f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
-            "rounding error to show it"
-        ),
+        f"The loss of step {first} is {m.in_print[0]}, summed over the replicas, and {m.in_print[1]} on one "
+        f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
+        "rounding error to show it",
     )
 
 
@@ -188,12 +266,10 @@ def _behind(case: Case) -> Sign | None:
     words, _ = _describe(case, fit.scale)
     return Sign(
         f"The gradient of a part of the loss is {words}.",
-        (
-            f"sum of the replicas' gradients / gradient of one device = {as_factor(fit.scale)} for "
-            f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
-            f"{max(part.after for part in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
-            "reach too have no such factor"
-        ),
+        f"sum of the replicas' gradients / gradient of one device = {as_factor(fit.scale)} for "
+        f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
+        f"{max(part.after for part in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
+        "reach too have no such factor",
     )
 
 
@@ -202,14 +278,12 @@ def _search_part(case: Case) -> Sign | None:
     first = case.first_unexplained
     if first is None or not case.lines.depends_on_examples_alone:
         return None  # a term without examples may be what counts too often
-    agrees = rebase_on_replicas_apart(case, first, grouping_matters=False)
+    agrees = rebase_on_replay(case, first, grouping_matters=False)
     if agrees is None:
         return None
     return Sign(
-        (
-            "A part of the loss is scaled by the number of replicas: each replica divides it by its own examples, or it is "
-            "divided once more than the rest."
-        ),
+        "A part of the loss is scaled by the number of replicas: each replica divides it by its own examples, or it is "
+        "divided once more than the rest.",
         f"The gradients differ from step {first} on, by no common factor; every term of the loss depends on examples; {agrees}",
     )
 
@@ -241,16 +315,13 @@ def _search_twice(case: Case) -> Sign | None:
     )
     if fits[0].scale < 1:
         return Sign(
-            (
-                "The gradients are divided by the number of replicas twice, in the program and where they are averaged: "
-                f"{1 / fits[0].scale:.4g}x too small."
-            ),
+            "The gradients are divided by the number of replicas twice, in the program and where they are averaged: "
+            f"{1 / fits[0].scale:.4g}x too small.",
             evidence,
             _ONCE_TOO_OFTEN,
         )
     return Sign(
-        f"The gradients are summed twice, in the program and by the optimizer: {fits[0].scale:.4g}x too large.",
-        evidence,
+        f"The gradients are summed twice, in the program and by the optimizer: {fits[0].scale:.4g}x too large.", evidence
     )
 
 

@@ -1,4 +1,4 @@
-"""Detect random numbers without a seed, and random numbers that are equal everywhere."""
+"""Detect random numbers without a seed, and random numbers that are equal on replicas or hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drifted(case: Case) -> str | None:
     return f"the {kinds} (first {comparison.first.tensor} in step {comparison.first.step})"
 
 
-def _search_identical(case: Case) -> Sign | None:
+def _search_dropout(case: Case) -> Sign | None:
     sign = _identical_in(case, case.untouched)
     if sign is None:
         return None
@@ -66,10 +66,8 @@ def _identical_in(case: Case, trace: Trace) -> Sign | None:
             return _sign(
                 case,
                 f"All {who} draw the same random numbers{where}: example i of every {part} gets the same {what}.",
-                (
-                    f"In {len(same)} of {len(shared)} steps with random numbers all {number} {who} drew bit for bit the same "
-                    f"ones (digest {min(same[0])}); independent draws never agree"
-                ),
+                f"In {len(same)} of {len(shared)} steps with random numbers all {number} {who} drew bit for bit the same "
+                f"ones (digest {min(same[0])}); independent draws never agree",
             )
     return _search_some(case, steps, where, what)
 
@@ -85,11 +83,9 @@ def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) 
     return _sign(
         case,
         f"Replicas {who} draw the same random numbers{where}: example i of each of them gets the same {what}.",
-        (
-            f"In {len(alike)} of {len(drawing)} steps with random numbers some replicas drew bit for bit the same "
-            f"ones (first replicas {who}, digest {digest}); independent draws never agree. Replicas with another "
-            "number of examples draw other numbers"
-        ),
+        f"In {len(alike)} of {len(drawing)} steps with random numbers some replicas drew bit for bit the same "
+        f"ones (first replicas {who}, digest {digest}); independent draws never agree. Replicas with another "
+        "number of examples draw other numbers",
     )
 
 
@@ -121,18 +117,68 @@ def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
     return set.intersection(*each) if len(each) > 1 and each[0] else None
 
 
-UNSEEDED = Cause(
-    "unseeded-randomness",
-    _search_unseeded,
-    blame=(made("examples", "generator", seeded=False),),
-)
+UNSEEDED = Cause("unseeded-randomness", _search_unseeded, blame=(made("examples", "generator", seeded=False),))
 
 IDENTICAL_DROPOUT = Cause(
-    "identical-dropout",
-    _search_identical,
-    by_design=True,
-    blame=(
-        made("loss", "Dropout"),
-        operations("loss", "draw"),
-    ),
+    "identical-dropout", _search_dropout, by_design=True, blame=(made("loss", "Dropout"), operations("loss", "draw"))
+)
+
+
+_MOST = 0.5
+"""Streams of an augmentation move on at each step, those of a shuffle once an epoch; and most rows become others."""
+
+
+def _search_augmentation(case: Case) -> Sign | None:
+    ledger, trace = case.ledger, case.untouched
+    if trace.num_hosts < 2 or ledger is None or ledger.grows or ledger.first_apart is None or ledger.identical_hosts:
+        return None
+    seen = ledger.samples.seen
+    if ledger.foreign <= _MOST * seen or any(case.has(code) for code in ("unseeded-randomness", "unseeded-hosts")):
+        return None
+    drawn = _stream(trace) or _stage(trace)
+    if drawn is None:
+        return None
+    return Sign(
+        "Every host draws the same random numbers for its examples: example i of every host's share gets the same ones.",
+        f"{drawn}; the hosts take different examples, and {ledger.foreign} of {seen} have contents that one device never had",
+    )
+
+
+def _stream(trace: Trace) -> str | None:
+    """Return a generator that all hosts seed the same and draw from in most steps."""
+    by_host = [event["streams"] for _, event in trace.of("streams")]
+    if len(by_host) < trace.num_hosts:
+        return None
+    for name, first in by_host[0].items():
+        others = [streams.get(name) for streams in by_host]
+        alike = [stream for stream in others if stream is not None and stream["seed"] == first["seed"]]
+        if len(alike) < len(others):
+            continue
+        if all(stream.get("builds") for stream in alike):
+            return f"{name} has the same seed on all {len(by_host)} hosts and draws while each of them makes its dataset"
+        if all(stream["looks"] and stream["moved"] > _MOST * stream["looks"] for stream in alike):
+            moved = min(stream["moved"] for stream in alike)
+            return f"{name} has the same seed on all {len(by_host)} hosts and advanced in {moved} of {first['looks']} steps"
+    return None
+
+
+def _stage(trace: Trace) -> str | None:
+    """Return a function of the pipeline that draws the same on all hosts, from its arguments or from the program's seeds."""
+    seeded = {host for host, event in trace.of("seeded") if event["generator"] == "tensorflow"}
+    drawing = {host: event.get("drawing", ()) for host, event in trace.of("program")}
+    if len(drawing) < trace.num_hosts:
+        return None
+    common = [stage for stage in drawing[0] if all(stage in stages for stages in drawing.values())]
+    for stage in common:
+        if stage.get("function"):
+            return f"{stage['stage']} draws by the position in the host's share, equally on all hosts"
+        if len(seeded) == trace.num_hosts:
+            seeds = ", ".join(f"({first}, {second})" for first, second in stage["seeds"][:2])
+            more = " ..." if len(stage["seeds"]) > 2 else ""
+            return f"{stage['stage']} draws with the seeds {seeds}{more} on all {len(drawing)} hosts"
+    return None
+
+
+IDENTICAL_AUGMENTATION = Cause(
+    "identical-augmentation", _search_augmentation, blame=(made("examples", "generator", seeded=True), made("examples", "map"))
 )

@@ -1,4 +1,4 @@
-"""Detect replicas that start differently or drift apart."""
+"""Detect replicas that are missing, start differently or drift apart."""
 
 from __future__ import annotations
 
@@ -8,16 +8,62 @@ import numpy as np
 
 from emulate.probe import TAPES_JOINED
 from emulate.probe.trace import Trace
-from emulate.verify.agreement import Disagreement
-from emulate.verify.arithmetic import factor_of_updates, one_factor
-from emulate.verify.arrays import Floats, aligned, largest
-from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
-from emulate.verify.causes.text import GENERAL
+from emulate.topology import Topology
+from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
+from emulate.verify.case import Case, Disagreement
+from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import ROUND
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
-from emulate.verify.lines import made, operations
+from emulate.verify.gradients import Floats, StepOfAll, aligned, gradients_of, largest, names_of, weight_of, weights_before
+from emulate.verify.lines import Blame, made, operations
+
+_DEFAULT = "_DefaultDistributionStrategy"
+"""TensorFlow's name of the default strategy, if a program creates none."""
+
+
+def _search_replicas(case: Case) -> Sign | None:
+    topology = case.untouched.topology
+    strategies = {str(event["name"]) for _, event in case.untouched.of("strategy")} - {_DEFAULT}
+    if not case.untouched.of("step"):
+        return None
+    if topology.num_ps:
+        return _without_servers(topology, strategies)
+    wanted, have = topology.num_replicas, case.num_replicas
+    if have >= wanted:
+        return None
+    if topology.num_hosts > 1:
+        case.cut(0, "every host trains its own model")
+    name = ", ".join(sorted(strategies)) or "no strategy"
+    who = name if strategies else "The default strategy"
+    where = f" on each of {topology.num_hosts} hosts" if topology.num_hosts > 1 else ""
+    evidence = f"{who} has num_replicas_in_sync = {have}{where}; {topology} has {wanted} devices"
+    evidence += f"; the program hides GPUs ({case.outcome.hides})" if case.outcome.hides else ""
+    fix = _HIDDEN if case.outcome.hides else None if strategies else _OF_A_SCOPE
+    if topology.num_hosts > 1:
+        return Sign(f"Each of the {topology.num_hosts} hosts trains its own model ({name}).", evidence, fix)
+    return Sign(f"Only {have} of {wanted} devices train ({name}); the others are idle.", evidence, fix)
+
+
+def _without_servers(topology: Topology, strategies: set[str]) -> Sign | None:
+    """Check whether the coordinator trains alone, whatever workers and servers there are."""
+    if any("ParameterServer" in name for name in strategies):
+        return None
+    name = ", ".join(sorted(strategies)) or "no strategy"
+    return Sign(
+        f"No worker and no parameter server of {topology} is used: the coordinator trains alone ({name}).",
+        f"The program created {name}, but no ParameterServerStrategy",
+        _OF_SERVERS,
+    )
+
+
+_HIDDEN = "If the program hides GPUs"
+_OF_A_SCOPE = "If there is no strategy"
+_OF_SERVERS = "If no parameter server is used"
+
+# The first that the program makes: TensorFlow makes others for itself in its scope.
+_FIRST_STRATEGY = Blame("start", lambda case: case.lines.made("strategy")[::-1])
+
+REPLICAS_MISSING = Cause("replicas-missing", _search_replicas, runs_that_ended=True, blame=(_FIRST_STRATEGY,))
+
 
 _FOLLOWS = 0.95
 """From this part of the telling elements on, an update follows a gradient."""
@@ -44,7 +90,8 @@ def _search_initial(case: Case) -> Sign | None:
         return None
     name, m = first.measure.key.tensor, first.measure
     differs = f"the initial {name} differs by up to {m.error:.3g} ({m.in_print[0]}, {m.in_print[1]} on one device)"
-    if _is_of_each_host(case.untouched, name):
+    # The agreement of replicas covers trained variables alone.
+    if len({values[name].digest for values in case.untouched.variables("initial").values() if name in values}) > 1:
         case.cut(0, f"the hosts start with different values of {name}")
         return Sign(
             f"The hosts start with different values of {name}, which no optimizer trains, and one device with another one.",
@@ -54,11 +101,6 @@ def _search_initial(case: Case) -> Sign | None:
         f"The run starts with other weights than one device ({name}), although the seeds are the same.",
         f"{differs}; two runs on one device agree",
     )
-
-
-def _is_of_each_host(trace: Trace, name: str) -> bool:
-    """Return whether hosts have different initial values of a variable; the replicas' agreement covers trained ones."""
-    return len({values[name].digest for values in trace.variables("initial").values() if name in values}) > 1
 
 
 def _search_missing_sum(case: Case) -> Sign | None:
@@ -252,10 +294,8 @@ def _search_disagree(case: Case) -> Sign | None:
     ends = [report.made for report in case.untouched.reports if report.name.startswith("epoch/") and report.made]
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
-        (
-            f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree only among themselves; before, "
-            f"all agreed{_by_what_factor(case.untouched, apart)}"
-        ),
+        f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree only among themselves; before, "
+        f"all agreed{_by_what_factor(case.untouched, apart)}",
         [_OF_AN_END, GENERAL] if min(ends, default=np.inf) <= apart.step and case.untouched.num_hosts == 1 else None,
         tensors=[apart.tensor],
     )
@@ -286,27 +326,14 @@ def _groups(apart: Disagreement) -> str:
     return numbers([f"({', '.join(group[:4])}{', ...' if len(group) > 4 else ''})" for group in apart.groups[:4]])
 
 
-INITIAL_WEIGHTS = Cause(
-    "initial-weights",
-    _search_initial,
-    blame=(made("start", "num_replicas", in_step=False),),
-)
+INITIAL_WEIGHTS = Cause("initial-weights", _search_initial, blame=(made("start", "num_replicas", in_step=False),))
 
 MISSING_ALL_REDUCE = Cause(
     "missing-all-reduce",
     _search_missing_sum,
-    blame=(
-        operations("update", "apply"),
-        operations("assigned", "assign"),
-        made("update", "apply"),
-    ),
+    blame=(operations("update", "apply"), operations("assigned", "assign"), made("update", "apply")),
 )
 
 REPLICAS_DISAGREE = Cause(
-    "replicas-disagree",
-    _search_disagree,
-    blame=(
-        operations("assigned", "assign"),
-        operations("update", "apply"),
-    ),
+    "replicas-disagree", _search_disagree, blame=(operations("assigned", "assign"), operations("update", "apply"))
 )

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from emulate.probe.reports import SO_FAR
 from emulate.probe.trace import Report
+from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words
-from emulate.verify.causes.update_scaling import factor_of, first_of_update
+from emulate.verify.causes.updates import factor_of, first_of_update
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.fit import ROUND
 from emulate.verify.gradients import objective
 from emulate.verify.lines import operations, updates_of
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulate.probe.trace import Array
-from emulate.verify.arrays import is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.causes.host_values import tables_apart
+from emulate.verify.causes.hosts import tables_apart
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of
+from emulate.verify.gradients import StepOfAll, gradients_of, is_numeric, names_of, state_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import parts_of_rows
 from emulate.verify.lines import made, operations, seeded_apart
@@ -56,11 +55,9 @@ def _search_batches(case: Case) -> Sign | None:
     size, expected = ledger.sizes(0)
     return Sign(
         f"Every step has {ledger.times_as_large}x as many examples as on one device, in another order.",
-        (
-            f"Step 0 has {size} examples, {expected} on one device; no example repeats before all others have come. "
-            f"One device has {ledger.rows_in_all[1]} examples in {len(ledger.reference)} steps, this run "
-            f"{ledger.rows_in_all[0]} in {len(ledger.topology)}"
-        ),
+        f"Step 0 has {size} examples, {expected} on one device; no example repeats before all others have come. "
+        f"One device has {ledger.rows_in_all[1]} examples in {len(ledger.reference)} steps, this run "
+        f"{ledger.rows_in_all[0]} in {len(ledger.topology)}",
     )
 
 
@@ -95,10 +92,8 @@ def _search_counted(case: Case) -> Sign | None:
     divided, step = _divided(case, ledger), complete(case.base.runs.topology, ledger.optimizer)[0]
     assigned = {name: state_of(step, name) for own in step.values() for name in own.state}
     return Sign(
-        (
-            f"An update is made after {ours} batch{'es' * (ours > 1)} on {case.num_replicas} replicas, and after {theirs} on "
-            "one device. Each batch is the same."
-        ),
+        f"An update is made after {ours} batch{'es' * (ours > 1)} on {case.num_replicas} replicas, and after {theirs} on "
+        "one device. Each batch is the same.",
         divided.evidence,
         _COUNTED,
         tensors=[name for name, value in assigned.items() if value is not None and not is_numeric(value)],
@@ -118,10 +113,8 @@ def _search_repeated(case: Case) -> Sign | None:
         return None
     if ledger.shared_by_hosts:
         return Sign(
-            (
-                "In an epoch hosts train on some of the same examples, and on others not at all: several hosts took "
-                f"{ledger.shared_by_hosts} examples before all had come once. Each host takes its share of its own order."
-            ),
+            "In an epoch hosts train on some of the same examples, and on others not at all: several hosts took "
+            f"{ledger.shared_by_hosts} examples before all had come once. Each host takes its share of its own order.",
             _four_numbers(ledger)
             + f"; steps differ from step {ledger.first_apart} on and have as many examples as on one device",
             _ONE_ORDER,
@@ -156,11 +149,9 @@ def _alike(case: Case) -> Sign | None:
     case.cut(first, "all replicas compute the same, from examples that gpudist could not see")
     return Sign(
         "All replicas compute bit for bit the same loss and gradients: they train on the same examples.",
-        (
-            f"In all {len(steps)} steps the loss and the gradients of the {len(steps[0])} replicas are bit for bit "
-            "equal, and the gradients are not those of one device. gpudist could not see the examples, because they "
-            "are not arguments of the step"
-        ),
+        f"In all {len(steps)} steps the loss and the gradients of the {len(steps[0])} replicas are bit for bit "
+        "equal, and the gradients are not those of one device. gpudist could not see the examples, because they "
+        "are not arguments of the step",
         _BY_NUMBER,
     )
 
@@ -342,10 +333,7 @@ BATCH_SIZE = Cause(
 REPEATED = Cause(
     "samples-repeated",
     _search_repeated,
-    blame=(
-        made("examples", "auto_shard_policy", value="OFF"),
-        made("examples", "dataset function", "repeat", "distribute"),
-    ),
+    blame=(made("examples", "auto_shard_policy", value="OFF"), made("examples", "dataset function", "repeat", "distribute")),
 )
 
 MISSING = Cause(

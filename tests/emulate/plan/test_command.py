@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from emulate.cli.app import app
 from emulate.cluster import Preload
-from emulate.verify import record
+from emulate.verify import api
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -97,7 +97,7 @@ def test_a_program_is_recorded_and_planned(program: Path) -> None:
 def test_a_program_that_raises_ends_with_3_and_its_traceback(
     tmp_path: Path, preload: Preload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "Runner", partial(record.Runner, preload=preload))
+    monkeypatch.setattr(api, "Runner", partial(api.Runner, preload=preload))
     (tmp_path / "train.py").write_text("raise KeyError('no data')\n")
     result = CliRunner().invoke(app, ["plan", str(tmp_path / "train.py"), "--on", "dgx-a100"], prog_name="gpudist")
     assert result.exit_code == 3
@@ -128,7 +128,7 @@ coordinator.join()
 def test_a_program_with_parameter_servers_is_refused_in_one_sentence(
     tmp_path: Path, preload: Preload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "Runner", partial(record.Runner, preload=preload))
+    monkeypatch.setattr(api, "Runner", partial(api.Runner, preload=preload))
     (tmp_path / "train.py").write_text(WITH_SERVERS)
     result = CliRunner().invoke(app, ["plan", str(tmp_path / "train.py"), "--on", "dgx-a100"], prog_name="gpudist")
     assert result.exit_code == 2, result.stderr

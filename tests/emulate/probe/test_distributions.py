@@ -32,13 +32,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], float, float]] = {
 def drawn() -> dict[str, Any]:
     import tensorflow as tf
 
-    from emulate.probe import distributions
+    from emulate.probe import random_streams
 
     made = {}
     for name, (kind, given, _, _) in KINDS.items():
-        columns = distributions.COLUMNS.get(kind)
+        columns = random_streams.COLUMNS.get(kind)
         bits = np.random.default_rng(1).integers(0, 1 << 32, [NUMBER, *([columns] if columns else [])]).astype("uint32")
-        made[name] = distributions.made_of(
+        made[name] = random_streams.draws_made_of(
             tf.constant(bits), kind, given, tf.int64 if kind == "integer" else tf.float32
         ).numpy()
     return made
@@ -48,13 +48,13 @@ def slope() -> tuple[float, float]:
     """The mean of the derivatives of gamma's draws by alpha, of which the mean draw is 1, and of those below 1."""
     import tensorflow as tf
 
-    from emulate.probe import distributions
+    from emulate.probe import random_streams
 
     alpha = tf.constant([0.4, 3.0])
-    bits = np.random.default_rng(2).integers(0, 1 << 32, [NUMBER, 2, distributions.COLUMNS["gamma"]]).astype("uint32")
+    bits = np.random.default_rng(2).integers(0, 1 << 32, [NUMBER, 2, random_streams.COLUMNS["gamma"]]).astype("uint32")
     with tf.GradientTape() as tape:
         tape.watch(alpha)
-        mean = tf.reduce_mean(distributions.made_of(tf.constant(bits), "gamma", {"alpha": alpha}, tf.float32), 0)
+        mean = tf.reduce_mean(random_streams.draws_made_of(tf.constant(bits), "gamma", {"alpha": alpha}, tf.float32), 0)
     small, large = tape.gradient(mean, alpha).numpy()
     return float(small), float(large)
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from emulate.probe import upstream
-from emulate.probe.epochs import EpochsOfData, FirstEpoch
+from emulate.probe.datasets import EpochsOfData, FirstEpoch
 from tests.emulate.probe.conftest import Recorded
 from tests.emulate.probe.loops import arrays
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe import following_gradients
+from emulate.probe import gradient_changes
 from emulate.probe.plan import Follow, ProbePlan
-from emulate.probe.variables import Names
+from emulate.probe.upstream import Names
 from tests.emulate.probe.loops import custom_loop
 from tests.emulate.verify.made_traces import Made
 
@@ -32,7 +32,7 @@ def applied(follow: Follow | None, gradient: Any, times: int = 1) -> list[Any]:
     import tensorflow as tf
 
     variable = tf.Variable(np.zeros((3, 2), "f4"), name="w")
-    follower = following_gradients.Following(ProbePlan(Path(), follow=follow), Names())
+    follower = gradient_changes.Following(ProbePlan(Path(), follow=follow), Names())
     return [follower.applied("sgd", [(gradient, variable)], [(gradient + 1.0, variable)])[0][0] for _ in range(times)]
 
 
@@ -63,7 +63,7 @@ def test_a_sparse_gradient_stays_sparse_and_that_of_a_large_table_is_its_own(
     import tensorflow as tf
 
     if large:
-        monkeypatch.setattr(following_gradients, "_LARGE", 1)
+        monkeypatch.setattr(gradient_changes, "_LARGE", 1)
 
     class Slices(tf.IndexedSlices):
         def __add__(self, _: float) -> Slices:

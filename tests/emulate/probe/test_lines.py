@@ -11,7 +11,7 @@ import pytest
 
 from emulate.probe import Trace
 from emulate.probe.lines import stack_lines, walks
-from emulate.probe.lines.graph import ReplicaGraph, describe
+from emulate.probe.lines.walks import ReplicaGraph, describe
 
 
 def clips(*, compiled: bool) -> Callable[[], None]:

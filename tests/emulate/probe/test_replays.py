@@ -497,7 +497,7 @@ def test_what_has_no_kernel_on_gpus_is_made_on_the_cpu_whatever_device_a_replica
         import tensorflow as tf
 
         from emulate import graph_functions
-        from emulate.probe.local_gradients import LocalGradients
+        from emulate.probe.gradient_changes import LocalGradients
         from emulate.probe.replay import Rows, permuted
 
         def made(build: Any) -> list[str]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from emulate.probe import Trace, TraceWriter, digest
 from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
-from emulate.probe.slices import Shard, local_slice
-from emulate.verify.agreement import agreement
+from emulate.probe.trace import Shard, local_slice
+from emulate.verify.case import agreement
 from emulate.verify.compare import compare
 
 TABLE = np.arange(66, dtype=np.float32).reshape(11, 6)

@@ -11,8 +11,7 @@ import pytest
 
 from emulate import graph_functions
 from emulate.cluster import Cluster, Preload
-from emulate.probe import Replay, graphs, rates, told, upstream
-from emulate.probe.lines import upstream as of_lines
+from emulate.probe import Replay, captured_constants, interventions, optimizers, upstream
 from tests.versions import since
 
 
@@ -276,7 +275,7 @@ def test_stages_that_draw_by_a_number_are_told_apart_by_function_and_first_numbe
     def look() -> Any:
         import tensorflow as tf
 
-        graphs.remember_first_numbers()
+        captured_constants.remember_first_numbers()
 
         def stage(start: int, scale: float = 1.0) -> Any:
             numbered = tf.data.Dataset.range(8).map(lambda x: x + 1).enumerate(start)
@@ -298,7 +297,7 @@ def test_the_number_of_replicas_is_told_in_these_places_and_asked_for_by_these_s
         import tensorflow as tf
         import tf_keras
 
-        told.install(Replay(Path(), told=3))
+        interventions.install_numbers(Replay(Path(), told=3))
         asked: list[Any] = [tf.distribute.get_strategy().num_replicas_in_sync]
         asked.append(tf.distribute.get_replica_context().num_replicas_in_sync)
         asked.append(float(tf.nn.scale_regularization_loss(6.0)))
@@ -394,7 +393,7 @@ def test_the_learning_rate_that_an_optimizer_starts_with_is_known(host: Any) -> 
         with tf.distribute.MirroredStrategy().scope():
             made = [keras.optimizers.SGD(0.25), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5))]
         others = [keras.optimizers.SGD(warming), tf_keras.optimizers.Adam(0.125), object()]
-        return [rates.first_rate(one) for one in (*made, *others)]
+        return [optimizers.first_rate(one) for one in (*made, *others)]
 
     assert host(look) == [0.25, 0.5, pytest.approx(0.1), 0.125, None]
 
@@ -404,7 +403,7 @@ def test_every_step_of_a_keras_3_optimizer_asks_for_its_learning_rate_in_one_pla
         import keras
         import tensorflow as tf
 
-        rates.install(4.0)
+        optimizers.install_rate(4.0)
         schedule = keras.optimizers.schedules.ExponentialDecay(0.25, 1, 0.5)
         found = []
         for optimizer in (keras.optimizers.SGD(0.25), keras.optimizers.SGD(schedule), keras.optimizers.SGD(0.25, momentum=0.5)):
@@ -421,11 +420,11 @@ def test_operations_of_graphs_and_collectives_of_replicas_are_made_where_the_lin
         import keras
         import tensorflow as tf
 
-        graph = of_lines.graph_class()
-        found = [name in vars(cls) for cls, name in of_lines.replica_collectives()]
-        options = "__setattr__" in vars(of_lines.options_class())
-        checkpoint = of_lines.checkpoint_class() is tf.train.Checkpoint
-        layers = of_lines.layer_classes("keras") == [keras.Layer]
+        graph = upstream.graph_class()
+        found = [name in vars(cls) for cls, name in upstream.replica_collectives()]
+        options = "__setattr__" in vars(upstream.options_class())
+        checkpoint = upstream.checkpoint_class() is tf.train.Checkpoint
+        layers = upstream.layer_classes_of("keras") == [keras.Layer]
         return "_create_op_internal" in vars(graph), found, options, checkpoint, layers
 
     assert host(look) == (True, [True, True], True, True, True)
@@ -442,7 +441,7 @@ def test_a_graph_knows_the_operations_of_the_functions_that_it_calls(host: Any) 
         graph = outer.get_concrete_function(tf.TensorSpec([], tf.float32)).graph
         (branches,) = (one for one in graph.get_operations() if one.type == "StatelessIf")
         names = [branches.get_attr(name).name for name in ("then_branch", "else_branch")]
-        return [{one.type for one in of_lines.operations_of(graph, name)} & {"Square", "Exp"} for name in names]
+        return [{one.type for one in upstream.operations_of(graph, name)} & {"Square", "Exp"} for name in names]
 
     assert host(look) == [{"Square"}, {"Exp"}]
 
@@ -451,7 +450,7 @@ def test_autograph_tells_which_line_each_of_its_lines_was_made_of(host: Any) -> 
     def look() -> Any:
         import tensorflow as tf
 
-        module, name = of_lines.converter()
+        module, name = upstream.converter()
 
         def function(x: Any) -> Any:
             return x + 1
@@ -461,7 +460,7 @@ def test_autograph_tells_which_line_each_of_its_lines_was_made_of(host: Any) -> 
         api = graph_functions.load("tensorflow.python.autograph.core.converter")
         converted = getattr(module, name)(function, api.ProgramContext(options=api.ConversionOptions(recursive=True)))
         code = function.__code__
-        return (code.co_filename, code.co_firstlineno + 1) in dict(of_lines.origins_of(converted)).values()
+        return (code.co_filename, code.co_firstlineno + 1) in dict(upstream.origins_of(converted)).values()
 
     assert host(look)
 
@@ -473,14 +472,14 @@ def test_operations_of_eager_code_are_seen_with_the_numbers_of_their_tensors(hos
         seen: list[Any] = []
 
         def see(kind: Any, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
-            seen.append((kind, [of_lines.tensor_number(one) for one in inputs], of_lines.tensor_number(outputs[0]), graph))
+            seen.append((kind, [upstream.tensor_number(one) for one in inputs], upstream.tensor_number(outputs[0]), graph))
 
         x = tf.ones([2])
-        with of_lines.watching_operations(see):
+        with upstream.watching_operations(see):
             y = tf.square(x)
         tf.square(y)
         return [
-            (kind, inputs == [of_lines.tensor_number(x)], number == of_lines.tensor_number(y), graph)
+            (kind, inputs == [upstream.tensor_number(x)], number == upstream.tensor_number(y), graph)
             for kind, inputs, number, graph in seen
         ]
 
@@ -492,8 +491,8 @@ def test_the_stack_of_a_call_has_its_file_and_line(host: Any) -> None:
         here = inspect.currentframe()
         assert here is not None
         return (
-            of_lines.stack()[-1] == (here.f_code.co_filename, here.f_lineno)
-            or (here.f_code.co_filename, here.f_lineno) in of_lines.stack()
+            upstream.stack()[-1] == (here.f_code.co_filename, here.f_lineno)
+            or (here.f_code.co_filename, here.f_lineno) in upstream.stack()
         )
 
     assert host(look)

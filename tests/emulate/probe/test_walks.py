@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emulate.probe.lines import walks
-from emulate.probe.lines.eager import Operation, Value
+from emulate.probe.lines.stack_lines import Operation, Value
 
 
 @dataclass(frozen=True)

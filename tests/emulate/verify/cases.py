@@ -10,8 +10,8 @@ import numpy as np
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
-from emulate.verify.confirmed import Rerun
 from emulate.verify.judge import Judgement
+from emulate.verify.repeats import Rerun
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Problem, train
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from emulate.probe.trace import Trace, digest
-from emulate.probe.trace_writer import TraceWriter
+from emulate.probe.trace_files import TraceWriter
 
 
 @dataclass

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from emulate.verify import arithmetic
-from emulate.verify.arithmetic import fit_step, one_factor
-from emulate.verify.fit import Fit
+from emulate.verify.arithmetic import Fit, fit_step, one_factor
 from emulate.verify.gradients import GradientView
 
 LOUD = GradientView("bias", {0: np.array([30.0, 0.1]), 1: np.array([30.0, 0.1])}, np.array([30.0, 0.2]), None, 1.0)

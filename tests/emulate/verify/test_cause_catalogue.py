@@ -11,13 +11,13 @@ import pytest
 from emulate.errors import UsageError
 from emulate.report import Page
 from emulate.verify import causes
-from emulate.verify.causes.text import FOLDER, GENERAL, parse, plain
+from emulate.verify.causes.cause import GENERAL, TEXTS, parse_text, plain_text
 
 
 def test_every_cause_says_what_it_means_how_it_is_recognized_and_what_to_do() -> None:
     found = causes.all_causes()
     assert len({cause.code for cause in found}) == len(found)
-    assert {path.stem for path in FOLDER.glob("*.md")} == {cause.code for cause in found}
+    assert {path.stem for path in TEXTS.glob("*.md")} == {cause.code for cause in found}
     for cause in found:
         assert cause.code == cause.code.lower().replace("_", "-")
         assert cause.url == f"https://gpudist.readthedocs.io/en/latest/causes/{cause.code}.html"
@@ -29,9 +29,9 @@ def test_every_cause_says_what_it_means_how_it_is_recognized_and_what_to_do() ->
 def test_a_text_and_its_code_fit_into_80_columns_of_a_report(cause: causes.Cause) -> None:
     page = Page(80)
     for fix in cause.text.fixes.values():
-        page.labelled("fix", plain(fix), 5, 15)
+        page.labelled("fix", plain_text(fix), 5, 15)
     for markdown in (cause.text.meaning, cause.text.evidence):
-        page.text(plain(markdown), 2)
+        page.text(plain_text(markdown), 2)
     for code in (cause.text.wrong, cause.text.right):
         page.verbatim(code, 4)
     assert [line for line in page.plain().splitlines() if len(line) > 80] == []
@@ -58,7 +58,7 @@ def test_each_fix_that_a_cause_chooses_stands_in_its_file_and_each_in_a_file_is_
 )
 def test_a_text_with_other_sections_is_refused(markdown: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said + ".")):
-        parse(markdown)
+        parse_text(markdown)
 
 
 def test_a_cause_that_is_unknown_is_refused_with_the_nearest_one() -> None:

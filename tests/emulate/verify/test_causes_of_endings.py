@@ -14,12 +14,11 @@ from emulate.cluster import HostOutcome
 from emulate.progress import Silent
 from emulate.topology import Topology
 from emulate.verify.case import Case
-from emulate.verify.causes.framework_limits import LIMITS
-from emulate.verify.causes.text import plain, read
+from emulate.verify.causes.cause import plain_text, read_text
+from emulate.verify.causes.endings import LIMITS
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.outcome import Outcome
-from emulate.verify.result import RunResult
-from emulate.verify.watch import RunWatch
+from emulate.verify.processes import RunWatch
+from emulate.verify.result import Outcome, RunResult
 from tests.emulate.verify.cases import Folder, codes
 
 
@@ -164,7 +163,7 @@ def test_a_known_fault_of_the_framework_is_named_with_its_way_round(folder: Fold
     found = ended(folder, "1x4", failure=f"Traceback ...\n{failure}", hosts={0: "raised"})
     assert codes(found) == ["framework-limit"]
     assert found.causes[0].summary in {f"{limit.heading}." for limit in LIMITS}
-    assert found.causes[0].fix in {plain(fix) for heading, fix in read("framework-limit").fixes.items() if heading}
+    assert found.causes[0].fix in {plain_text(fix) for heading, fix in read_text("framework-limit").fixes.items() if heading}
 
 
 def test_a_checkpoint_that_several_hosts_wrote_is_told_and_decides_nothing(folder: Folder) -> None:

@@ -10,10 +10,9 @@ import pytest
 from emulate.probe.facts import Facts
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
-from emulate.verify.confirmed import Rerun
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.outcome import Outcome
-from emulate.verify.result import RunResult
+from emulate.verify.repeats import Rerun
+from emulate.verify.result import Outcome, RunResult
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made

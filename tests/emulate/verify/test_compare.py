@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arithmetic import explain
-from emulate.verify.arrays import aligned
 from emulate.verify.case import Case
 from emulate.verify.compare import Comparison, compare
-from emulate.verify.confirmed import Rerun, confirmed
+from emulate.verify.compared_runs import Rounding, computed_in, unit_of
+from emulate.verify.gradients import aligned
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
-from emulate.verify.precision import Rounding, computed_in, unit_of
+from emulate.verify.repeats import Rerun, compare_confirmed
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Adam, Array, Problem, Sgd, train
 
@@ -389,7 +389,7 @@ def test_a_factor_that_comes_after_a_unit_on_the_other_side_of_its_kink_is_found
             asked.append(1)
             return super().__getitem__(index)
 
-    found = confirmed(
+    found = compare_confirmed(
         made("reference", fallen=False, follows=True),
         made("topology", fallen=True, factor=4.0),
         [made("noise", fallen=False, follows=True)],

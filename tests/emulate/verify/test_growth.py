@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emulate.probe.trace import Trace
-from emulate.verify.growth import longer
+from emulate.verify.fallbacks import note_of_more_examples
 from tests.emulate.verify.cases import Folder
 
 ROWS = [f"row-{k}" for k in range(64)]
@@ -27,7 +27,7 @@ def trained(folder: Folder, replicas: int, steps: int, reason: str = "returned")
 
 
 def test_a_program_that_takes_as_many_steps_of_a_larger_batch_is_told_how_many_rows_that_makes(folder: Folder) -> None:
-    told = longer(trained(folder, 1, 6), trained(folder, 2, 6))
+    told = note_of_more_examples(trained(folder, 1, 6), trained(folder, 2, 6))
     assert told is not None
     assert told.startswith("To its end it trains on 48 examples in 6 steps, one device on 24 in 6: ")
     assert "a batch 2x as large needs 2x fewer steps" in told
@@ -35,4 +35,4 @@ def test_a_program_that_takes_as_many_steps_of_a_larger_batch_is_told_how_many_r
 
 @pytest.mark.parametrize(("steps", "reason"), [(3, "returned"), (6, "reached")])
 def test_nothing_is_said_where_it_takes_fewer_or_was_not_seen_to_its_end(folder: Folder, steps: int, reason: str) -> None:
-    assert longer(trained(folder, 1, 6), trained(folder, 2, steps, reason)) is None
+    assert note_of_more_examples(trained(folder, 1, 6), trained(folder, 2, steps, reason)) is None

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.probe.random_streams import Streams
 from emulate.probe.recording import Recording
-from emulate.probe.streams import Streams
 from emulate.probe.trace import Trace
 from emulate.topology import Topology
 from emulate.verify.case import Case
+from emulate.verify.host import Seeding, seed_of_host
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.result import RunResult
-from emulate.verify.seeding import Seeding, seed_of_host
 from tests.emulate.verify.cases import Folder, codes
 
 HOSTS, STEPS, EACH = 2, 12, 4
@@ -243,7 +243,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     before = random.getstate(), np.random.get_state()
     for module, name in ((random, "seed"), (np.random, "seed")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr("emulate.verify.seeding.when_imported", lambda name, action: None)
+    monkeypatch.setattr("emulate.verify.host.when_imported", lambda name, action: None)
     heard: list[str] = []
     Seeding(3, told=heard.append).install()
     yield heard
@@ -378,7 +378,7 @@ def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(
 def test_an_operation_with_a_seed_of_its_own_draws_alike_on_hosts_whose_global_seed_is_ours() -> None:
     code = """
 import sys
-from emulate.verify.seeding import Seeding
+from emulate.verify.host import Seeding
 Seeding(5, host=int(sys.argv[1]) if sys.argv[1] else None).install()
 import tensorflow as tf
 if sys.argv[2]:

@@ -22,7 +22,7 @@ from emulate.verify.lines import (
     stuck,
     updates_of,
 )
-from emulate.verify.outcome import Outcome
+from emulate.verify.result import Outcome
 from emulate.verify.verdict import STAGES, Finding, Location
 from tests.emulate.verify.cases import Folder
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.verify.listing import in_another_order
+from emulate.verify.host import in_another_order
 
 _ASK = """
 import glob, json, os, sys
 from pathlib import Path
-from emulate.verify.listing import list_in_another_order
+from emulate.verify.host import list_in_another_order
 
 folder = Path(sys.argv[1])
 

@@ -7,7 +7,7 @@ import pytest
 
 from emulate.probe.trace import Trace
 from emulate.verify.ledger import Ledger
-from emulate.verify.order import is_in_order, is_wide, order_widens
+from emulate.verify.ledgers import is_in_order, is_wide, order_widens
 from tests.emulate.verify.cases import Folder
 
 GRADIENTS = np.random.default_rng(1).normal(size=(12, 2, 32)).astype("f4")

@@ -12,7 +12,7 @@ from emulate.probe import ProbePlan
 from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import REFERENCE
-from emulate.verify.parents import Parents
+from emulate.verify.processes import Parents
 from emulate.verify.runner import Runner
 from emulate.verify.settings import Settings
 

@@ -14,7 +14,7 @@ from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import Topology
 from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
-from emulate.verify.parents import Parents
+from emulate.verify.processes import Parents
 from emulate.verify.runner import Runner
 from emulate.verify.settings import Settings
 

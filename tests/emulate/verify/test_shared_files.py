@@ -10,8 +10,7 @@ import pytest
 from emulate.probe import Trace
 from emulate.verify.case import Case
 from emulate.verify.judge import judge
-from emulate.verify.meetings import Met
-from emulate.verify.outcome import Outcome
+from emulate.verify.result import Met, Outcome
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made

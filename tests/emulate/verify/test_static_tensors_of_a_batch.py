@@ -9,8 +9,8 @@ import pytest
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
-from emulate.verify.confirmed import Rerun
 from emulate.verify.judge import Judgement, judge
+from emulate.verify.repeats import Rerun
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emulate.verify.step_graph import step_graph
+from emulate.verify.lines import step_graph
 from emulate.verify.verdict import StepGraph
 
 MATMUL, SQUARE, SUM = ["MatMul", "a", [[0], [1]]], ["Square", "b", [[0, 0]]], ["Sum", "c", [[1, 0], [2]]]

@@ -12,8 +12,7 @@ from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.runner import Runner
-from emulate.verify.settings import Settings
-from emulate.verify.step_limit import AUTO, Ask, StepLimit
+from emulate.verify.settings import AUTO, Ask, Settings, StepLimit
 
 
 def decided(reference: Ask | None, topology: Ask | None, *, num_runs: int = 6) -> int | None:

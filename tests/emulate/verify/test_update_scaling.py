@@ -10,8 +10,8 @@ import pytest
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import RATE, Case
-from emulate.verify.confirmed import Rerun
 from emulate.verify.judge import judge
+from emulate.verify.repeats import Rerun
 from tests.emulate.verify.cases import Folder, codes
 from tests.emulate.verify.simulation import Problem, Sgd
 

@@ -1,0 +1,375 @@
+"""Detect gradients that are changed before they are summed: clipped, applied several batches at once, or sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from emulate.verify.arithmetic import ROUND, Fit, explain
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Cause, Sign, as_factor, names_in_words, steps_in_words
+from emulate.verify.causes.sequential_replay import REPLAY, rebase_on_replay
+from emulate.verify.compare import compare
+from emulate.verify.compared_runs import complete
+from emulate.verify.gradients import Floats, GradientView, norm, objective
+from emulate.verify.lines import between, made, operations
+
+_SEEN = 1e-6
+"""From this relative difference on, clipping before the sum and after it are different."""
+
+
+def _search_clipping(case: Case) -> Sign | None:
+    if case.is_of_groups:
+        return Sign(_SUMMARY, OF_GROUPS, _fix_of_clipping(case)) if case.facts.clips else None
+    if case.base.first_step("gradient", "weight") is None:
+        return None
+    if not case.facts.clips:
+        return _by_hand(case)
+    return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case)
+
+
+def _from_numbers(case: Case) -> Sign | None:
+    """Compare gradients, equal before the optimizer, after clipping: from the step on in which the weights differ."""
+    apart = case.base.first_step("weight")
+    if apart is None or ((first := case.base.first_step("gradient")) is not None and first <= apart):
+        return None
+    for optimizer in case.base.runs.optimizers:
+        limits = case.facts.clipping(optimizer)
+        if not limits or case.base.steps[optimizer] <= apart:
+            continue
+        gaps = [_gap(case, optimizer, k, limits) for k in range(apart + 1)]
+        if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
+            case.explain_update(apart)
+            return _sign_of_limits(case, limits, apart, gaps[-1])
+    return None
+
+
+def _sign_of_limits(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:
+    limit = ", ".join(f"{name}={value:g}" for name, value in limits.items())
+    return Sign(
+        f"Each replica clips its own gradient ({limit}) before the gradients are summed. The sum must be clipped instead.",
+        (
+            f"The gradients agree before the optimizer. In step {step}, the first in which the weights differ, "
+            f"clipping before the sum gives a gradient that is {100 * gap:.3g}% (L2) off from clipping after it"
+        )
+        + (f"; clipping was not active in {'the step' if step == 1 else f'the {step} steps'} before" if step else ""),
+        _of_option(next(iter(limits))),
+    )
+
+
+def _gap(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> float:
+    """Return the relative L2 difference between clipping each replica's gradient and clipping the sum."""
+    views = case.base.views(optimizer, step)
+    replicas = sorted({replica for view in views for replica in view.locals})
+    before = [_clip(_locals(views, replica), limits) for replica in replicas]
+    after = _clip({view.tensor: view.reference for view in views}, limits)
+    apart = sum(norm(np.sum([clipped[n] for clipped in before if n in clipped], axis=0) - after[n]) ** 2 for n in after)
+    whole = sum(norm(value) ** 2 for value in after.values())
+    return float(np.sqrt(apart / whole)) if whole else 0.0
+
+
+def _locals(views: list[GradientView], replica: int) -> dict[str, Floats]:
+    return {view.tensor: view.locals[replica] for view in views if replica in view.locals}
+
+
+def _clip(gradients: Mapping[str, Floats], limits: Mapping[str, float]) -> dict[str, Floats]:
+    """Clip as Keras does: by value, by each tensor's norm, or by the global norm."""
+    if "clipvalue" in limits:
+        return {n: np.clip(g, -limits["clipvalue"], limits["clipvalue"]) for n, g in gradients.items()}
+    if "clipnorm" in limits:
+        return {n: _scaled(g, norm(g), limits["clipnorm"]) for n, g in gradients.items()}
+    whole = _whole(gradients)
+    return {n: _scaled(g, whole, limits["global_clipnorm"]) for n, g in gradients.items()}
+
+
+def _scaled(gradient: Floats, size: float, limit: float) -> Floats:
+    return gradient * (limit / size) if size > limit else gradient
+
+
+def _from_rerun(case: Case) -> Sign | None:
+    """Check whether the difference is gone, or the rest is explained, with clipping switched off in both runs."""
+    explanation = case.explanation  # where a simpler model explains all, nothing is clipped: clipped gradients have any factor
+    if explanation.fits and not (explanation.unexplained or explanation.weighted or _has_tiny_factor(case)):
+        return None
+    again = case.switched("no-clipping")
+    if again is None or not again.points:
+        return None
+    gone = again.is_equivalent_but_for_kinks or again.first_step("initial-weight", "gradient", "weight") is None
+    rest = explain(again)
+    is_open = not rest.fits or rest.unexplained or not all(case.are_counts(fit) for fit in rest.weighted)
+    if not gone and (_has_tiny_factor(case) or is_open):
+        return None
+    first = case.base.exceeding[0]
+    # Keras clips what was recorded already: where gradients differ first, it is not the reason, and what agrees without it is
+    # another training.
+    if gone and not case.facts.clipped_by and first.measure.key.kind == "gradient":
+        return None
+    adds_up_itself = not gone and all(fit.replicated or fit.taped for fit in rest.fits)
+    case.rebase(again, "no-clipping")
+    if adds_up_itself:  # and clips the sum of what is wrong for another reason
+        case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
+        return None
+    alike = "gradients and weights agree" if again.exceeding else "everything agrees"
+    left = alike if gone else "the remaining difference has another cause"
+    return Sign(
+        _SUMMARY,
+        f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) differs by "
+        f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}",
+        _fix_of_clipping(case),
+    )
+
+
+def _has_tiny_factor(case: Case) -> bool:
+    """Return whether a few numbers are too large by a factor: the sum of all replicas' limits has that factor, too."""
+    return any(fit.is_tiny for fit in case.explanation.scaled)
+
+
+def _from_norms(case: Case) -> Sign | None:
+    """Check, without a re-run, whether every local gradient and the reference's have the same norm, the limit."""
+    for fit in case.explanation.weighted if case.facts.clipped_by else ():
+        views = case.base.views(fit.optimizer, fit.step)
+        limit = _clipped_to(views, list(fit.shares))
+        if limit is not None:
+            case.explain_fits([fit])
+            return Sign(
+                _SUMMARY,
+                f"In step {fit.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: "
+                "the limit",
+                _fix_of_clipping(case),
+            )
+    return None
+
+
+def _beside_others(case: Case) -> Sign | None:
+    """Find clipping behind another error: each replica has a different gradient, all with the same norm, the limit.
+
+    What is wrong besides is looked for with clipping switched off in both runs.
+    """
+    first = case.base.first_step("gradient")
+    if not case.facts.clipped_by or first is None:
+        return None
+    for optimizer in case.base.runs.optimizers:
+        views = case.base.views(optimizer, first) if case.base.steps[optimizer] > first else []
+        replicas = sorted({replica for view in views for replica in view.locals})
+        limit = _clipped_to(views, replicas)
+        again = case.switched("no-clipping") if limit is not None else None
+        if again is None or not again.points:
+            continue
+        case.rebase(again, "no-clipping")
+        case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
+        return Sign(
+            _SUMMARY,
+            f"In step {first} the replicas have different gradients, but each has the same norm as that of one "
+            f"device, {limit:.5g}: the limit",
+            _fix_of_clipping(case),
+        )
+    return None
+
+
+def _clipped_to(views: list[GradientView], replicas: Sequence[int]) -> float | None:
+    """Return the norm of every replica's gradient and of the reference's, the limit; None where it is not the same.
+
+    Equal gradients are those of a program that sums them itself, and clips the sum.
+    """
+    locals_ = [_locals(views, replica) for replica in replicas]
+    limit = _whole({view.tensor: view.reference for view in views})
+    if len(locals_) < 2 or any(abs(_whole(local) / limit - 1) > _SEEN * 10 for local in locals_):
+        return None
+    first, other = locals_[:2]
+    apart = max((norm(first[name] - other[name]) for name in first if name in other), default=0.0)
+    return limit if apart > _SEEN * limit else None
+
+
+def _by_hand(case: Case) -> Sign | None:
+    """Check for an unknown clipping: the losses agree, and each replica's gradient was changed separately."""
+    first = case.base.first_step("gradient")
+    explanation = case.explanation
+    by_weights = [fit for fit in explanation.weighted if not case.are_counts(fit)]
+    if first is None or not (by_weights or any(step == first for _, step in explanation.unexplained)):
+        return None
+    objectives = [point for point in case.base.objectives if point.step == first]
+    if not objectives or any(point.exceeds for point in objectives):
+        return None
+    agrees = rebase_on_replay(case, first)
+    if agrees is None:
+        return None
+    return Sign(
+        "Each replica clips or normalizes its own gradient before the gradients are summed. Do it to the sum instead.",
+        f"In step {first} the loss agrees, but the gradients that enter the optimizer do not; {agrees}",
+    )
+
+
+def _behind(case: Case) -> Sign | None:
+    """Check whether the optimizer's input is clipped and the loss is not, on each replica."""
+    if case.clips_the_sum:
+        return None
+    again = case.switched("no-clipping", alone=True) if case.facts.clipped_by else None
+    if again is None:
+        return None
+    comparison = compare(again.runs.topology, case.topology)
+    first = comparison.first_step("gradient")
+    if first is None or any(point.exceeds for point in comparison.objectives if point.step <= first):
+        return None
+    most = max(p.measure.relative for p in comparison.points if p.measure.key.kind == "gradient" and p.step == first)
+    if most <= _SEEN:
+        return None
+    return Sign(
+        _SUMMARY,
+        f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
+        f"optimizer change by {100 * most:.3g}% (L2); {REPLAY} clips them too",
+        _fix_of_clipping(case),
+    )
+
+
+def _whole(gradients: Mapping[str, Floats]) -> float:
+    return float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values()))) or 1.0
+
+
+def _fix_of_clipping(case: Case) -> str:
+    """Return the fix for what the program clips by: the sum must be clipped in the same way."""
+    if case.facts.distributed:
+        return _BY_THE_OPTIMIZER
+    if "tape" in case.topology.optimizers:
+        return _BY_HAND
+    of_optimizers = [option for optimizer in case.facts.optimizers for option in case.facts.clipping(optimizer)]
+    return _of_option(next(iter([*(_OPTIONS[name] for name in case.facts.clipped_by), *of_optimizers]), "global_clipnorm"))
+
+
+def _of_option(option: str) -> str:
+    """Return the heading of the fix for one of Keras's options."""
+    return GENERAL if option == "global_clipnorm" else option
+
+
+_OPTIONS = {"clip_by_global_norm": "global_clipnorm", "clip_by_norm": "clipnorm", "clip_by_value": "clipvalue"}
+_BY_HAND = "If you write the update yourself"
+_BY_THE_OPTIMIZER = "With gd.distributed"
+_SUMMARY = "Each replica clips its own gradient before the gradients are summed. The sum must be clipped instead."
+
+
+_BLAME = (operations("given", "norm"), made("given", "optimizer", clips=True), between("given"))
+
+CLIP_BEFORE_REDUCE = Cause("clip-before-reduce", _search_clipping, behind=_behind, blame=_BLAME)
+
+
+def _search_accumulation(case: Case) -> Sign | None:
+    for optimizer in case.base.runs.optimizers:
+        ours, theirs = case.base.runs.batches(optimizer)
+        if ours != theirs:
+            count = f"{ours} on {case.num_replicas} replicas, {theirs} on one device"
+            fits = [fit for fit in case.explanation.fits if fit.optimizer == optimizer]
+            sign = _added_up(case, fits, ours / theirs, count) or _decayed(case, fits, count)
+            sign = sign or _changed(case, optimizer, ours / theirs, count)
+            if sign is not None:
+                return sign
+    return None
+
+
+def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | None:
+    """Check whether the step grows with the number of its batches."""
+    if not fits or any(abs(fit.scale / ratio - 1) > ROUND or fit.shares or fit.replicated for fit in fits):
+        return None
+    case.explain_fits(fits, lambda point: abs(point.factor / ratio - 1) < 10 * ROUND)
+    return Sign(
+        f"Gradients of several batches are summed for one update and not divided by the number of batches: {count}.",
+        f"gradient / gradient of one device = {as_factor(ratio)} for all variables in {steps_in_words(fits)}, the ratio "
+        f"of the numbers of batches; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
+        "the noise floor",
+    )
+
+
+def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
+    """Check whether a term that does not depend on examples is added once for each batch."""
+    if not fits or any(not fit.decay or fit.shares or abs(fit.scale - 1) > ROUND for fit in fits):
+        return None
+    case.explain_fits(fits)
+    names = names_in_words(list(dict.fromkeys(name for fit in fits for name in fit.decay)))
+    return Sign(
+        f"A regularization or decay is added once for each batch of an update: {count}.",
+        f"In {steps_in_words(fits)} the gradient of {names} is that of one device plus a multiple of the weights; "
+        f"without this multiple the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor",
+    )
+
+
+def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | None:
+    """Check whether the loss of a step agrees and its gradients do not."""
+    step = case.base.first_step("gradient", "weight")
+    if (optimizer, step) not in case.explanation.unexplained and not any(
+        (fit.optimizer, fit.step) == (optimizer, step) for fit in case.explanation.weighted
+    ):
+        return None
+    assert step is not None
+    pairs = case.base.runs.pairs(optimizer)
+    here, there = (objective(of_run) for of_run in pairs[step])
+    if here is None or not there or min(abs(here / there - 1), abs(here / there / ratio - 1)) > ROUND:
+        return None
+    again = case.switched("no-clipping") if case.facts.clips else None
+    evidence = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
+    if again is not None and again.is_equivalent_but_for_kinks:
+        case.rebase(again, "no-clipping")
+        evidence += "; with clipping switched off in both runs everything agrees"
+    else:
+        case.cut(step, "each batch of an update is changed on its own")
+    return Sign(
+        f"Each batch of an update is changed on its own (clipped, normalized) before the batches are summed: {count}.", evidence
+    )
+
+
+ACCUMULATION = Cause(
+    "accumulation",
+    _search_accumulation,
+    blame=(operations("given", "norm"), operations("sum", "norm"), operations("loss", "mean", "scale"), between("given")),
+)
+
+
+def _of_values(case: Case) -> Sign | None:
+    """Check whether the program adds up the values of a sparse gradient, whose rows on each replica are others."""
+    out = [
+        p for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.measure.key.tensor in case.facts.values_added
+    ]
+    first = min(out, key=lambda point: point.step, default=None)
+    if first is None or first.step != case.base.first_step("gradient"):
+        return None
+    tensor, step = first.measure.key.tensor, first.step
+    case.explain(lambda point: point.measure.key.tensor == tensor or point.step > step)
+    return Sign(
+        f"The values of a sparse gradient ({tensor}) are added up over the replicas, and the rows they belong to are not.",
+        f"The step gives the values of a tf.IndexedSlices to all_reduce; in step {step} the gradient of {tensor} differs "
+        f"by {first.ratio:.0f}x the noise floor",
+        _OF_VALUES,
+        blame=[operations("sum", "all_reduce"), between("given")],
+    )
+
+
+def _of_the_optimizer(case: Case) -> Sign | None:
+    """Check whether gradients agree, and only weights with sparse gradients differ, from their first step on."""
+    apart, before = case.base.first_step("weight"), case.base.first_step("gradient")
+    if apart is None or (before is not None and before <= apart):
+        return None
+    out = [p for p in case.base.exceeding if p.step == apart and p.measure.key.kind == "weight"]
+    optimizer = out[0].measure.key.optimizer
+    steps = complete(case.base.runs.topology, optimizer)
+    if apart >= len(steps):
+        return None
+    sparse = {name for local in steps[apart].values() for name, array in local.gradients.items() if array.rows is not None}
+    tensors = sorted({point.measure.key.tensor for point in out})
+    if not set(tensors) <= sparse:
+        return None
+    agreeing = {p.measure.key.tensor for p in case.base.points if p.step == apart and p.measure.key.kind == "weight"}
+    case.explain_update(apart)
+    worst = max(out, key=lambda point: point.ratio)
+    return Sign(
+        f"The optimizer updates {tensors[0]} from a sparse gradient that has a row once for each replica that looked it up.",
+        f"in step {apart} all gradients agree; of {len(agreeing)} weights only {len(tensors)} with a sparse "
+        f"gradient (tf.IndexedSlices) differ: {', '.join(tensors[:3])}, by {worst.ratio:.0f}x the noise floor",
+    )
+
+
+_OF_VALUES = "If the program adds up the values itself"
+
+# What examples look up comes as often on one device; what they share comes once for each replica.
+SPARSE_GRADIENT = Cause(
+    "sparse-gradient",
+    lambda case: _of_values(case) or _of_the_optimizer(case),
+    blame=(operations("loss", "looks-up-the-same", "looks-up"),),
+)
