@@ -22,7 +22,7 @@ def by_share(*splits: Sequence[int]) -> str:
     """Return the switch that normalizes on one device as replicas do, each its own rows.
 
     Args:
-        splits: How many rows of a full batch each replica has, then the same of batches of another size; of a size that is not
+        *splits: How many rows of a full batch each replica has, then the same of batches of another size; of a size that is not
             there the last replicas have fewer.
 
     Returns:
