@@ -172,10 +172,10 @@ def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) ->
 def _look_at(status: Path | None, logs: Path | None, cancel: Path | None) -> int | None:
     """Do what `--status`, `--logs` or `--cancel` asks for. Return the exit code; None without them."""
     from emulate import launch
-    from emulate.launch.target import read_job
+    from emulate.launch.target import read
 
     if logs is not None:
-        read_job(logs)
+        read(logs)
         launch.JobLogs(logs).relay(is_last=True)
     elif status is not None:
         print(launch.status(status))

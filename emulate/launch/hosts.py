@@ -17,8 +17,9 @@ import psutil
 
 from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE, first_sigterm
 from emulate.errors import UsageError
-from emulate.launch.job import PREPARE, Job, no_proxy, tf_config
-from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState, check_installed, log_file
+from emulate.launch.job import PREPARE, Job, log_file, no_proxy, tf_config
+from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
+from emulate.launch.tool import check_installed
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """ssh without questions; it gives up a host that does not answer for a minute."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emulate.launch import hosts, kubernetes, slurm
-from emulate.launch.target import FAILED, JobState, read_job
+from emulate.launch.target import FAILED, JobState, read
 
 _PATIENCE = 60.0
 
@@ -26,7 +26,7 @@ def status(folder: Path) -> JobState:
         UsageError: If the folder has no job.
         Unavailable: If the scheduler does not answer.
     """
-    record = read_job(folder)
+    record = read(folder)
     if "ended" in record:
         return JobState(**record["ended"])
     if record["target"] == "slurm":
@@ -51,7 +51,7 @@ def cancel(folder: Path) -> str:
         UsageError: If the folder has no job.
         Unavailable: If the scheduler does not answer.
     """
-    record, state = read_job(folder), status(folder)
+    record, state = read(folder), status(folder)
     if state.is_over:
         return f"Nothing was cancelled: {record['label']} had already ended ({state})."
     if record["target"] == "slurm":

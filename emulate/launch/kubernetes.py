@@ -13,19 +13,9 @@ from typing import Any
 
 from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE
 from emulate.errors import Unavailable, UsageError
-from emulate.launch.job import Job, tf_config
-from emulate.launch.target import (
-    CANCELLED,
-    FAILED,
-    SUCCEEDED,
-    TIMED_OUT,
-    HostCommand,
-    JobState,
-    call_program,
-    check_installed,
-    log_file,
-    uninterrupted,
-)
+from emulate.launch.job import Job, log_file, tf_config
+from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
+from emulate.launch.tool import call, check_installed, uninterrupted
 
 Manifest = dict[str, Any]
 INDEX = "JOB_COMPLETION_INDEX"
@@ -208,7 +198,7 @@ class Kubernetes:
         check_installed(("kubectl",))
         for manifest in self.manifests:
             with uninterrupted():
-                call_program("kubectl", "create", "-f", "-", *self._namespace, text=json.dumps(manifest))
+                call("kubectl", "create", "-f", "-", *self._namespace, text=json.dumps(manifest))
                 self._created.append(manifest["kind"])
         record = {"target": self.kind, "kinds": self._created, "name": self.job.name, "namespace": self.cluster.namespace}
         return record | {"label": f"{self.kind} {self.job.name}"}
@@ -260,11 +250,11 @@ class Kubernetes:
         metadata = {**self._metadata(), "name": name}
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
         try:
-            call_program("kubectl", "create", "-f", "-", *self._namespace, text=json.dumps(manifest))
-            call_program("kubectl", "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=100s", *self._namespace)
-            call_program("kubectl", "cp", f"{name}:{self.job.trace}", str(self.folder / self.job.trace.name), *self._namespace)
+            call("kubectl", "create", "-f", "-", *self._namespace, text=json.dumps(manifest))
+            call("kubectl", "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=100s", *self._namespace)
+            call("kubectl", "cp", f"{name}:{self.job.trace}", str(self.folder / self.job.trace.name), *self._namespace)
         finally:
-            call_program("kubectl", "delete", "pod", name, "--ignore-not-found", "--wait=false", *self._namespace)
+            call("kubectl", "delete", "pod", name, "--ignore-not-found", "--wait=false", *self._namespace)
 
     def host_commands(self) -> list[HostCommand]:
         """Return what each pod runs, with the environment that Kubernetes makes of the manifest."""
@@ -297,7 +287,7 @@ def load_yaml() -> Any:
 
 def pods_of(name: str, namespace: list[str]) -> list[Manifest]:
     """Return the pods of a job."""
-    text = call_program("kubectl", "get", "pods", "--selector", f"{_JOBSET_LABEL}={name}", "--output", "json", *namespace)
+    text = call("kubectl", "get", "pods", "--selector", f"{_JOBSET_LABEL}={name}", "--output", "json", *namespace)
     items: list[Manifest] = json.loads(text)["items"]
     return items
 
@@ -315,7 +305,7 @@ def state_of(kind: str, name: str, namespace: list[str], pods: list[Manifest]) -
         Its state.
     """
     try:
-        status = json.loads(call_program("kubectl", "get", kind, name, "--output", "json", *namespace)).get("status", {})
+        status = json.loads(call("kubectl", "get", kind, name, "--output", "json", *namespace)).get("status", {})
     except Unavailable as error:
         if "NotFound" not in str(error):
             raise
@@ -347,4 +337,4 @@ def delete(kinds: Sequence[str], name: str, namespace: list[str]) -> None:
     """Delete objects with their pods, the last one first, and wait until they are gone. What is gone already stays so."""
     for kind in reversed(kinds):
         options = ["--ignore-not-found", "--cascade=foreground", "--timeout=100s", *namespace]
-        call_program("kubectl", "delete", kind.lower(), name, *options)
+        call("kubectl", "delete", kind.lower(), name, *options)

@@ -10,19 +10,9 @@ from typing import Any
 
 from emulate.cluster import TEMPORARY_FAILURE
 from emulate.errors import Unavailable, UsageError
-from emulate.launch.job import PREPARE, Job, no_proxy, tf_config
-from emulate.launch.target import (
-    CANCELLED,
-    FAILED,
-    SUCCEEDED,
-    TIMED_OUT,
-    HostCommand,
-    JobState,
-    call_program,
-    check_installed,
-    log_file,
-    uninterrupted,
-)
+from emulate.launch.job import PREPARE, Job, log_file, no_proxy, tf_config
+from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
+from emulate.launch.tool import call, check_installed, uninterrupted
 
 _EXIT_CODE = "exit-code"
 _NOTICE = 120
@@ -131,7 +121,7 @@ class Slurm:
         (folder / "host.sh").write_text(self.host_script, encoding="utf-8")
         (folder / "batch.sh").write_text(self.batch_script, encoding="utf-8")
         with uninterrupted():
-            self.number = call_program("sbatch", "--parsable", f"{folder}/batch.sh").strip().partition(";")[0]
+            self.number = call("sbatch", "--parsable", f"{folder}/batch.sh").strip().partition(";")[0]
         return {"target": "slurm", "number": self.number, "label": f"Slurm job {self.number}"}
 
     def state(self) -> JobState:
@@ -171,7 +161,7 @@ def state_of(number: str, folder: Path) -> JobState:
         Its state.
     """
     try:
-        fields = dict(_FIELD.findall(call_program("scontrol", "show", "job", "--oneliner", number)))
+        fields = dict(_FIELD.findall(call("scontrol", "show", "job", "--oneliner", number)))
     except Unavailable as error:
         if "Invalid job id" not in str(error):
             raise
@@ -203,4 +193,4 @@ def _read(file: Path) -> str:
 
 def cancel(number: str) -> None:
     """End a Slurm job. One that is over stays as it is."""
-    call_program("scancel", number)
+    call("scancel", number)

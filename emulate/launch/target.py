@@ -1,111 +1,17 @@
-"""Define what each scheduler can do for a job: call its programs, show the logs of hosts, and follow the job to its end."""
+"""Define what each scheduler can do for a job, and follow the job to its end."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from emulate.errors import Unavailable, UsageError
-
-_LOG_FILES = "host-*.log"
-
-
-def log_file(folder: Path, host: int | str) -> Path:
-    """Return the log file of a host."""
-    return folder / _LOG_FILES.replace("*", str(host))
-
-
-class JobLogs:
-    """Relay what hosts write, line by line, with the name of the host.
-
-    Args:
-        folder: The job's folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: dict[Path, int] = {}
-
-    def relay(self, *, is_last: bool = False) -> None:
-        """Print the lines that are new. The last time also one without an end."""
-        for file in sorted(self._folder.glob(_LOG_FILES), key=lambda path: (len(path.name), path.name)):
-            with file.open("rb") as log:
-                log.seek(self._read.get(file, 0))
-                text = log.read()
-            end = len(text) if is_last else text.rfind(b"\n") + 1
-            self._read[file] = self._read.get(file, 0) + end
-            host = file.stem.removeprefix("host-")
-            for line in text[:end].decode("utf-8", "replace").splitlines():
-                print(f"[host {host}] {line}")
-        sys.stdout.flush()
-
-
-_PATIENCE_WITH_PROGRAMS = 120
-
-
-def call_program(*command: str, text: str | None = None) -> str:
-    """Run a scheduler's program.
-
-    Args:
-        *command: The program and its arguments.
-        text: Its standard input.
-
-    Returns:
-        Its standard output.
-
-    Raises:
-        Unavailable: If it is not installed, or refuses. The text has its own words.
-    """
-    check_installed(command[:1])
-    try:
-        # In a session of its own: Ctrl-C is for gpudist, which then asks the scheduler to end the job.
-        done = subprocess.run(
-            command,
-            input=text or "",
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_WITH_PROGRAMS,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise Unavailable(
-            f"{command[0]} must answer. Received: no answer in {_PATIENCE_WITH_PROGRAMS} s from {' '.join(command)}."
-        ) from None
-    if done.returncode:
-        said = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
-        raise Unavailable(f"{command[0]} must succeed. Received: {said} (from {' '.join(command[:4])}).")
-    return done.stdout
-
-
-def check_installed(programs: Sequence[str]) -> None:
-    """Raise Unavailable if a program is not on PATH."""
-    for program in programs:
-        if shutil.which(program) is None:
-            raise Unavailable(
-                f"This target needs {program}. Received: {program} is not on PATH. "
-                "Run gpudist launch where it is installed, or use --dry-run."
-            )
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back within: a job that was just submitted must be known before it can be ended."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
+from emulate.launch.job import JobLogs
 
 JOB_FILE = "job.json"
 SUCCEEDED, FAILED, TIMED_OUT, CANCELLED = "succeeded", "failed", "timed-out", "cancelled"
@@ -283,10 +189,10 @@ def _write(folder: Path, record: dict[str, Any]) -> None:
 
 def _write_end(folder: Path, state: JobState) -> None:
     if (folder / JOB_FILE).exists():
-        _write(folder, read_job(folder) | {"ended": asdict(state)})
+        _write(folder, read(folder) | {"ended": asdict(state)})
 
 
-def read_job(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> dict[str, Any]:
     """Return what finds a job again. Raise UsageError if the folder has no job."""
     try:
         record: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
