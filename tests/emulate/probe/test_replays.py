@@ -290,7 +290,7 @@ def test_of_several_updates_in_a_call_the_first_is_made_of_all_shares_and_the_op
     assert Facts.of(two).gathers
     assert Facts.of(two).joins
     one_update = Facts.of(recorded(custom_loop))
-    assert (one_update.repeated, one_update.gathers, one_update.joins) == ((), False, False)
+    assert (one_update.repeated, one_update.gathers, one_update.joins) == ([], False, False)
 
 
 @pytest.mark.slow  # test_draws_belong_to_the_row_whatever_its_position_and_replica has other draws
