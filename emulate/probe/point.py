@@ -103,6 +103,9 @@ class Call:
         self.returned: list[Any] = []
         self.raised: BaseException | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         self.raised = None
         try:

@@ -98,15 +98,17 @@ def of_parts() -> dict[str, float]:
     """By distribution how far the draws of a few rows in double precision are from the same rows' among all."""
     import tensorflow as tf
 
-    from emulate.probe import distributions
+    from emulate.probe import random_streams
 
     apart = {}
     for name, (kind, given, _, _) in KINDS.items():
-        columns = distributions.COLUMNS.get(kind)
+        columns = random_streams.COLUMNS.get(kind)
         bits = np.random.default_rng(1).integers(0, 1 << 32, [800, *([columns] if columns else [])]).astype("uint32")
         dtype = tf.int64 if kind == "integer" else tf.float64
-        whole = distributions.made_of(tf.constant(bits), kind, given, dtype).numpy()
-        parts = [distributions.made_of(tf.constant(bits[k : k + 7]), kind, given, dtype).numpy() for k in range(0, 793, 7)]
+        whole = random_streams.draws_made_of(tf.constant(bits), kind, given, dtype).numpy()
+        parts = [
+            random_streams.draws_made_of(tf.constant(bits[k : k + 7]), kind, given, dtype).numpy() for k in range(0, 793, 7)
+        ]
         apart[name] = float(np.abs(np.concatenate(parts) - whole[: 7 * len(parts)]).max())
     return apart
 
