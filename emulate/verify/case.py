@@ -94,7 +94,7 @@ BY_SHARE = "batchnorm-by-share"
 """The reference normalizes each replica's rows by themselves."""
 BY_LOSS = "by-loss"
 """The gradients of each replica's loss alone, which pass through all replicas, on one device."""
-_ON_ITS_OWN = told("on-its-own")("{}: gradients, weights and losses were compared with one device that got this run's own")
+_ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 _BY_SOME_INPUTS = told("examples-by-some-inputs")(
     "gpudist identifies examples only by {} of the step: the other inputs differ, as padding does, or values that the program "
     "computes with its model and passes to the step"
@@ -102,7 +102,6 @@ _BY_SOME_INPUTS = told("examples-by-some-inputs")(
 _DROPPED = told("remainder-dropped")(
     "{} examples of one device are dropped: an epoch does not divide by the larger batch, and the remainder is dropped"
 )
-_CUT = told("later-steps")("gradients, weights and losses from step {} on: {}")
 
 
 def _nothing(*_: str) -> None:
@@ -344,7 +343,7 @@ class Case:
         if self.reference.follows:  # each step began with this run's weights
             if starts_elsewhere or self.reference.has_other_examples:
                 what = "initial weights" if starts_elsewhere else "examples"
-                self.notes.append(_ON_ITS_OWN.format(f"the {what} differ from those of one device"))
+                self.notes.append(told("on-its-own")(f"the {what} differ from those of one device: {_ON_ITS_OWN}"))
             return
         if starts_elsewhere:
             self._replay(0, "the initial weights differ from those of one device")
@@ -360,7 +359,7 @@ class Case:
         again = self.switched("replay")
         if again is not None and again.points and again.first_step("initial-weight") is None:
             self._base, self._kept = again, ("replay",)
-            self.notes.append(_ON_ITS_OWN.format(why))
+            self.notes.append(told("on-its-own")(f"{why}: {_ON_ITS_OWN}"))
         else:
             self.cut(step, why)
 
@@ -475,7 +474,7 @@ class Case:
 
     def cut(self, step: int, why: str, *, at: Sequence[str] = ()) -> None:
         """Leave out everything from a step on (in the step itself all but the kinds `at`): it cannot be compared."""
-        self.unreachable.append(_CUT.format(step, why))
+        self.unreachable.append(told("later-steps")(f"gradients, weights and losses from step {step} on: {why}"))
         self.rebase(self.base.before(step, at))
 
     @property

@@ -120,7 +120,6 @@ _SAME_EXAMPLES = told("larger-batch")(
 _NOT_THE_SAME = told("larger-batch-not-replayed")(
     "The batch is {growth}x that of one device, and gpudist could not give one device the same examples."
 )
-_FIXED_DIVISOR = told("fixed-divisor")("The loss is divided by a number that does not grow with the batch.")
 
 
 def note_of_more_examples(reference: Trace, topology: Trace) -> Told | None:
@@ -185,7 +184,7 @@ def explaining_a_larger_batch(
     run.notes.append(_SAME_EXAMPLES.format(growth=growth))
     is_larger = misfit(union) <= misfit(shares) and _is_larger(yardsticks.with_noise(shares), topology, growth)
     if is_larger and not grouping_matters(yardsticks, shares):
-        run.notes.append(_FIXED_DIVISOR)
+        run.notes.append(told("fixed-divisor")("The loss is divided by a number that does not grow with the batch."))
         return [shares]
     if misfit(union) <= FACTOR:
         return [min((union, shares), key=misfit)]

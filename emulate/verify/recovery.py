@@ -131,8 +131,7 @@ class Recovery:
     def missed(self) -> list[Told]:
         """Return the message of each fault that did not occur."""
         there = {firing.number for firing in self.lives.fired}
-        text = told("fault-not-fired")
-        return [text(self._missed(fault)) for number, fault in enumerate(self.lives.faults) if number not in there]
+        return [told("fault-not-fired")(self._missed(fault)) for n, fault in enumerate(self.lives.faults) if n not in there]
 
     def _missed(self, fault: Fault) -> str:
         ends = [event["reason"] for _, event in self.without.of("end")]

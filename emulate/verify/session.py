@@ -52,7 +52,6 @@ _IN_32_BITS = told("compared-in-32-bits")(
 )
 _NO_FAULTS = told("without-faults")("gpudist did not run it with its faults, because without them it does not reach its end.")
 _RUNS_WITH_XLA = told("runs-with-xla")("gpudist ran the program once more as it is written, with XLA: it does not fail.")
-_FAILS_WITH_XLA = told("fails-with-xla")("It was recorded without XLA. As it is written, with XLA, it fails here.")
 
 
 class Session:
@@ -397,7 +396,7 @@ class Session:
         if written.status == "ok":
             run.notes.append(_RUNS_WITH_XLA)
             return
-        run.notes.append(_FAILS_WITH_XLA)
+        run.notes.append(told("fails-with-xla")("It was recorded without XLA. As it is written, with XLA, it fails here."))
         run.status, run.reason, run.failure, run.trace = written.status, written.reason, written.failure, None
 
     def _without_order(self, run: RunResult) -> Run:

@@ -353,8 +353,8 @@ class Verdict:
         }
 
 
-def _codes_of(texts: tuple[Told, ...]) -> tuple[str, ...]:
-    return tuple(text.code for text in texts)
+def _codes_of(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(getattr(text, "code", "") for text in texts)  # a user of the API may add a plain one
 
 
 def _plain(value: Any) -> Any:

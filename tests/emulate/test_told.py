@@ -6,8 +6,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from jsonschema import ValidationError
+
 from emulate.told import Told, told
-from emulate.verify.verdict import Run
+from emulate.verify.verdict import Reference, Run, Verdict
 
 ROOT = Path(__file__).parents[2]
 NOTES = {"note", "note_once", "_note"}
@@ -47,3 +50,10 @@ def test_a_run_has_the_codes_of_its_sentences_in_their_order():
     assert (run.note_codes, run.not_compared_codes) == (("one", "two"), ())
     run = replace(run, notes=run.notes[1:], not_compared=(told("three")("more"),))
     assert (run.note_codes, run.not_compared_codes) == (("two",), ("three",))
+
+
+def test_a_sentence_of_gpudist_without_a_code_fails_the_tests():
+    run = Run("1x4", "equivalent", notes=("plain",))  # mypy refuses it in emulate/
+    assert run.note_codes == ("",)
+    with pytest.raises(ValidationError, match="does not match"):
+        Verdict("train.py", 0, "cpu", {}, Reference("ok", 20), (run,))
