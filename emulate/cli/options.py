@@ -11,6 +11,7 @@ import typer
 
 from emulate.errors import UsageError, did_you_mean
 from emulate.program import working_directory
+from emulate.told import Told, told
 from emulate.topology import Topology
 
 DEFAULT_TOPOLOGY = "1x4"
@@ -271,7 +272,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """By key the parameter of the command, and what makes of the value what the command line would give."""
 
 
-def fill_from_file(context: typer.Context, **given: Any) -> tuple[dict[str, Any], str]:
+def fill_from_file(context: typer.Context, **given: Any) -> tuple[dict[str, Any], tuple[Told, ...]]:
     """Take from `[tool.gpudist]` what the command line does not say.
 
     Args:
@@ -286,11 +287,11 @@ def fill_from_file(context: typer.Context, **given: Any) -> tuple[dict[str, Any]
     """
     file, table = find_file(working_directory())
     if file is None:
-        return given, ""
+        return given, ()
     said = {_KEYS[key][0]: (key, _value_of(key, value, file)) for key, value in table.items() if _checked(key, file)}
     used = {name: said[name] for name in given if name in said and not _is_given(context, name)}
     keys = ", ".join(key for key, _ in used.values())
-    note = f"Set by [tool.gpudist] of {file}: {keys}." if used else ""
+    note = (told("set-by-file")(f"Set by [tool.gpudist] of {file}: {keys}."),) if used else ()
     return {**given, **{name: value for name, (_, value) in used.items()}}, note
 
 

@@ -12,6 +12,7 @@ import typer
 from emulate.cli import options
 from emulate.cli.command import HtmlOption, JsonOption, SarifOption, check_outputs, exits_properly, program_args
 from emulate.errors import UsageError
+from emulate.told import Told, told
 
 if TYPE_CHECKING:
     from emulate.verify import Verdict
@@ -139,7 +140,7 @@ def verify(
             certificate=files.certificate,
             progress=progress,
         )
-    files.write(replace(verdict, notes=(*verdict.notes, *filter(None, [from_file]))))
+    files.write(replace(verdict, notes=(*verdict.notes, *from_file)))
     return int(verdict.exit_code)
 
 
@@ -187,7 +188,7 @@ def compare(
     chosen, from_file = options.fill_from_file(context, allow=allow, strict=strict)
     options.check_codes(chosen["allow"])
     verdict = _verdict_of_traces(reference, trace, chosen["allow"])
-    verdict = replace(verdict, strict=chosen["strict"], notes=(*verdict.notes, *filter(None, [from_file])))
+    verdict = replace(verdict, strict=chosen["strict"], notes=(*verdict.notes, *from_file))
     files.write(verdict)
     return verdict.exit_code
 
@@ -221,12 +222,15 @@ def _about(trace: Path) -> dict[str, Any]:
     return about
 
 
-def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+_OTHER_SETTING = told("other-setting")("The two runs had a different {}: {} in the reference, {} here.")
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[Told]:
     """Return what differed between the runs' settings and may explain a difference."""
     reference, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
     names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
     return [
-        f"The two runs had a different {name}: {reference.get(name)} in the reference, {other.get(name)} here."
+        _OTHER_SETTING.format(name, reference.get(name), other.get(name))
         for name in names
         if reference.get(name) != other.get(name)
     ]

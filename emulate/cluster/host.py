@@ -307,7 +307,7 @@ def _not_sendable(value: Any, error: Exception) -> TypeError:
 def note_no_route(error: RemoteError, context: HostContext) -> None:
     """Tell the user why an error arose that says that nothing outside can be reached, where the cluster's network is why."""
     if context.has_own_network and _NO_ROUTE.search(error.traceback_text):
-        context.note("network", _OWN_NETWORK)
+        context.note("own-network", _OWN_NETWORK)
 
 
 def describe(error: BaseException) -> RemoteError:

@@ -30,6 +30,7 @@ from emulate.cluster.host import HostContext
 from emulate.cluster.views import Views
 from emulate.errors import Unavailable
 from emulate.faults import Board, Fault, Link
+from emulate.told import Told, told
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Isolation:
     """Describe the isolation of a cluster."""
 
     own_network: bool = False
-    notes: list[str] = field(default_factory=list)
+    notes: list[Told] = field(default_factory=list)
     views: Views = field(default_factory=Views)
 
     def __str__(self) -> str:
@@ -169,7 +170,7 @@ def isolate(capability: Capability, *, network: str | None, folders: tuple[Path,
     isolation = Isolation(own_network=network == "own" and capability.flags is not None and not capability.network)
     if network and not isolation.own_network:
         why = "it was asked for" if network == "host" else f"the system refuses them one of their own ({capability.network})"
-        isolation.notes.append(f"The hosts share this machine's network: {why}. {_UNPROTECTED}")
+        isolation.notes.append(told("shared-network")(f"The hosts share this machine's network: {why}. {_UNPROTECTED}"))
     overlay = bool(folders) and capability.flags is not None and not capability.overlay
     flags = (system.CLONE_NEWNET if isolation.own_network else 0) | (system.CLONE_NEWNS if overlay else 0)
     if flags:

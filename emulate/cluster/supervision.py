@@ -27,6 +27,7 @@ from emulate.cluster.plan import ClusterPlan, HostOutcome, Owner, host_name, rol
 from emulate.errors import Unavailable
 from emulate.faults import Disconnect, Fired, Link, Missing, Stop
 from emulate.pickling import to_bytes
+from emulate.told import Told, told
 
 _LOOKS = 4
 _SLICE = 0.2  # so that end(), called by another thread, need not wait longer
@@ -60,7 +61,7 @@ class RunningCluster:
         self.roles = roles_of(plan.topology)
         self.outcomes: list[HostOutcome] = []
         self._befallen = Befallen(plan)
-        self.notes: list[str] = [gpus.text] if gpus else []
+        self.notes: list[Told] = [told("gpus-used")(gpus.text)] if gpus else []
         self.isolation = ""
         self.device = gpus.kind if gpus else "emulated"
         self.first_use = gpus.compiling if gpus else ""

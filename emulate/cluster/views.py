@@ -14,9 +14,12 @@ from pathlib import Path
 
 from emulate.cluster import system
 from emulate.errors import Unavailable
+from emulate.told import Told, told
 
 COPY_LIMIT = 1 << 30
 """Largest size of a working copy, in bytes."""
+_NO_VIEW = told("root-without-view")("What the program writes directly under / is kept: the root folder gets no view.")
+_COPIED = told("working-copy")("Each run works on a copy of {}: a view of it is refused ({}).")
 _MOST_NEIGHBOURS = 4096
 _LINKED = (".git", ".hg", ".svn", "node_modules")
 
@@ -41,7 +44,7 @@ class Views:
         kinds = [name for name, some in (("copy-on-write view", self._mounted), ("working copy", self.copies)) if some]
         return " and ".join(kinds) or "no view"
 
-    def show(self, folders: Iterable[Path], refusal: str) -> list[str]:
+    def show(self, folders: Iterable[Path], refusal: str) -> list[Told]:
         """Give the folders a view each, nested ones their outermost alone; what the user should know of it.
 
         Args:
@@ -54,10 +57,10 @@ class Views:
         notes = []
         for number, folder in enumerate(outermost(folders)):
             if folder == Path("/"):
-                notes.append("What the program writes directly under / is kept: the root folder gets no view.")
+                notes.append(_NO_VIEW)
             elif refusal or (refused := self._try_overlay(folder, number)):
                 self.copies.append((folder, self._copy(folder)))
-                notes.append(f"Each run works on a copy of {folder}: a view of it is refused ({refusal or refused}).")
+                notes.append(_COPIED.format(folder, refusal or refused))
         for folder, copy in self.copies:
             self._link_neighbours(folder, copy)
         return notes

@@ -273,11 +273,11 @@ class RefusedOnGpus:
         dtype = getattr(value, "dtype", None)
         if dtype is not None and dtype.name in refused:
             name = f"DT_{dtype.name.upper()}"
-            self._note("all-reduce", OF_DTYPE.format(dtype=dtype.name, name=name, wide=_WIDER[dtype.name]))
+            self._note("sum-of-dtype", OF_DTYPE.format(dtype=dtype.name, name=name, wide=_WIDER[dtype.name]))
 
     def say_in_a_branch(self) -> None:
         """Say that a function which sums is called in a condition or a loop."""
-        self._note("all-reduce", IN_A_BRANCH)
+        self._note("sum-in-a-branch", IN_A_BRANCH)
 
 
 def _around(graph: Any) -> Any:

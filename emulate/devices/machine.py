@@ -20,6 +20,7 @@ from emulate.devices.inventory import MIB, Gpu, Inventory, about_compiling, find
 from emulate.devices.lease import ask_until, is_leased, patience_now
 from emulate.devices.plan import MOSTLY_FREE, distinct, is_short, mostly_free, share_out, usable
 from emulate.errors import Unavailable, UsageError
+from emulate.told import Told, told
 from emulate.topology import MAX_DEVICES_PER_HOST, MAX_HOSTS, Topology
 from gpudist_core.installed import unsupported
 
@@ -65,7 +66,7 @@ class DeviceChoice:
 
     kind: str
     why: str = ""
-    lacking: dict[Topology, str] = field(default_factory=dict)
+    lacking: dict[Topology, Told] = field(default_factory=dict)
 
 
 def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
@@ -145,7 +146,7 @@ def decide(
             f"--device gpu needs GPUs that TensorFlow can use. Received: device='gpu' for {numbers}, and {blind}. "
             "Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
         )
-    lacking = {topology: why for topology in topologies if (why := _why_lacking(inventory, topology))}
+    lacking = {topology: told("lack-of-gpus")(why) for topology in topologies if (why := _why_lacking(inventory, topology))}
     if len(lacking) == len(topologies):
         raise Unavailable(next(iter(lacking.values())))
     return DeviceChoice("gpu", lacking=lacking)

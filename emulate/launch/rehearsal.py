@@ -17,6 +17,7 @@ from emulate.errors import Hung, ProgramFailed
 from emulate.launch.job import Job
 from emulate.launch.target import HostCommand, Target
 from emulate.program import Program
+from emulate.told import Told
 from emulate.topology import Topology
 from emulate.verify.api import compare_traces, verify
 from emulate.verify.verdict import Run, Verdict
@@ -96,11 +97,14 @@ def _in_words_of_launch(verdict: Verdict) -> Verdict:
     def said(text: str) -> str:
         return _OF_VERIFY.sub(lambda option: "--record" if option[1] == "steps" else f"gpudist verify {option[0]}", text)
 
+    def told(texts: tuple[Told, ...]) -> tuple[Told, ...]:
+        return tuple(Told(text.code, said(text)) for text in texts)
+
     def of(run: Run) -> Run:
         causes = tuple(replace(cause, evidence=said(cause.evidence), fix=said(cause.fix)) for cause in run.causes)
-        return replace(run, causes=causes, notes=(*map(said, run.notes),), not_compared=(*map(said, run.not_compared),))
+        return replace(run, causes=causes, notes=told(run.notes), not_compared=told(run.not_compared))
 
-    return replace(verdict, runs=(*map(of, verdict.runs),), notes=(*map(said, verdict.notes),))
+    return replace(verdict, runs=(*map(of, verdict.runs),), notes=told(verdict.notes))
 
 
 def run_commands(topology: Topology, commands: Sequence[HostCommand], timeout: float) -> None:

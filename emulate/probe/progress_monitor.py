@@ -192,7 +192,7 @@ class Pulse:
 
     def _failed(self, at: str, error: Exception) -> None:
         text = f"gpudist itself failed at {at} ({type(error).__name__}: {error}): it cannot tell how far the program is"
-        self._send({"event": "note", "code": at, "text": text})
+        self._send({"event": "note", "code": "gpudist-failed", "text": text})
 
     def _see(self, methods: list[tuple[Any, str]]) -> None:
         for cls, method in methods:

@@ -228,7 +228,7 @@ class Controller:
         """Return what the user should know about this machine and was not told yet."""
         news = [note for note in dict.fromkeys(notes) if note not in self._told]
         self._told.update(news)
-        return [(NOTE, note) for note in news]
+        return [(NOTE, str(note)) for note in news]  # pytest-xdist sends no subclass of str
 
     def _note(self, reports: list[pytest.TestReport]) -> str:
         if self._config.getoption("usepdb", False) and any(report.failed for report in reports):

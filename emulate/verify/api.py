@@ -15,6 +15,7 @@ from emulate.errors import UsageError
 from emulate.faults import Fault, check_for, parse_all
 from emulate.probe import ProbePlan, Trace, check_intact, fixed_batches, refusal
 from emulate.program import Program
+from emulate.told import Told, told
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify.case import Case
 from emulate.verify.certify import certify
@@ -164,8 +165,8 @@ def verify(
         reference, runs, notes = _judge_all(runner, resolved.name, seed, allow, fitting, certificate)
         notes += [
             *([NOT_SEEN] if virtual else []),
-            *resolved.notes,
-            *filter(None, [choice.why]),
+            *(told("not-run-in-notebook")(note) for note in resolved.notes),
+            *(told("device-chosen")(why) for why in [choice.why] if why),
             *runner.notes(),
             *_meetings(runner.started),
         ]
@@ -177,16 +178,18 @@ def verify(
     return Verdict(*fields, strict=strict, program_starts=len(runner.started))
 
 
-_OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
+_OF_SERVERS = told("reference-with-servers")(
+    f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
+)
 
 
 def _judge_all(
     runner: Runner, program: str, seed: int, allow: Collection[str], topologies: Sequence[Topology], certificate: Path | None
-) -> tuple[Reference, list[Run], list[str]]:
+) -> tuple[Reference, list[Run], list[Told]]:
     """Return what the (first) reference did, the verdict on each topology, and what holds for all of them."""
     references: list[Reference] = []
     runs: dict[Topology, Run] = {}
-    notes: list[str] = []
+    notes: list[Told] = []
     for place in (REFERENCE, REFERENCE_WITH_SERVERS):
         wanted = [topology for topology in topologies if bool(topology.num_ps) == bool(place.num_ps)]
         if not wanted:
@@ -230,17 +233,19 @@ def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologi
     return wanted_faults
 
 
-def _unavailable(topology: Topology, why: str) -> Run:
+def _unavailable(topology: Topology, why: Told) -> Run:
     return Run(topology=str(topology), verdict="unavailable", all_reduce="none", notes=(why,))
 
 
-def _meetings(started: StartedRuns) -> list[str]:
+def _meetings(started: StartedRuns) -> list[Told]:
     """Return what the user should know about paths that several runs share."""
     where = "outside of the working directory and the program's folder"
     risk = "where no run has files of its own and one may have found what another left"
-    met = f"Several runs wrote the same paths {where}, {risk}"
-    lost = f"Runs overwrote, changed or removed files {where} that were there before, and they stay so"
-    return [f"{what}: {_shown(some)}." for what, some in ((met, started.meetings()), (lost, started.replaced())) if some]
+    met = told("shared-paths")(f"Several runs wrote the same paths {where}, {risk}: {{}}.")
+    lost = told("files-changed")(
+        f"Runs overwrote, changed or removed files {where} that were there before, and they stay so: {{}}."
+    )
+    return [what.format(_shown(some)) for what, some in ((met, started.meetings()), (lost, started.replaced())) if some]
 
 
 def _shown(paths: Sequence[str]) -> str:
@@ -324,7 +329,7 @@ def _check(steps: Steps, timeout: float) -> None:
 
 def record(
     program: Program, folder: Path, operations: Path, *, steps: int, timeout: float, progress: Progress
-) -> tuple[RunResult, tuple[str, ...]]:
+) -> tuple[RunResult, tuple[Told, ...]]:
     """Record a program on one device of the CPU, and count the operations and the live bytes of its step.
 
     Args:

@@ -9,6 +9,7 @@ from functools import cached_property
 from emulate.probe import SYNCHRONIZED
 from emulate.probe.facts import Facts
 from emulate.probe.trace import Trace, Variable
+from emulate.told import Told, told
 from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
 from emulate.verify.compared_runs import complete
@@ -94,6 +95,13 @@ BY_SHARE = "batchnorm-by-share"
 BY_LOSS = "by-loss"
 """The gradients of each replica's loss alone, which pass through all replicas, on one device."""
 _ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
+_BY_SOME_INPUTS = told("examples-by-some-inputs")(
+    "gpudist identifies examples only by {} of the step: the other inputs differ, as padding does, or values that the program "
+    "computes with its model and passes to the step"
+)
+_DROPPED = told("remainder-dropped")(
+    "{} examples of one device are dropped: an epoch does not divide by the larger batch, and the remainder is dropped"
+)
 
 
 def _nothing(*_: str) -> None:
@@ -182,9 +190,9 @@ class Case:
         self.recovery = recovery
         self._met_alone, self.met = met_alone, met or Met()
         self.found: list[Finding] = []
-        self.notes: list[str] = []
-        self.unreachable: list[str] = []
-        self.undecided: dict[str, str] = {}
+        self.notes: list[Told] = []
+        self.unreachable: list[Told] = []
+        self.undecided: dict[str, Told] = {}
         self.allow: Collection[str] = ()
         self.clips_the_sum = False
         self._rerun = rerun
@@ -328,20 +336,14 @@ class Case:
         self._base = self.comparison
         ledger = self.ledger
         if ledger is not None and ledger.by:
-            self.notes.append(
-                f"gpudist identifies examples only by {_inputs(ledger.by)} of the step: the other inputs differ, as "
-                "padding does, or values that the program computes with its model and passes to the step"
-            )
+            self.notes.append(_BY_SOME_INPUTS.format(_inputs(ledger.by)))
         if ledger is not None and ledger.dropped:
-            self.notes.append(
-                f"{ledger.dropped} examples of one device are dropped: an epoch does not divide by the larger batch, and "
-                "the remainder is dropped"
-            )
+            self.notes.append(_DROPPED.format(ledger.dropped))
         starts_elsewhere = any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding)
         if self.reference.follows:  # each step began with this run's weights
             if starts_elsewhere or self.reference.has_other_examples:
                 what = "initial weights" if starts_elsewhere else "examples"
-                self.notes.append(f"the {what} differ from those of one device: {_ON_ITS_OWN}")
+                self.notes.append(told("on-its-own")(f"the {what} differ from those of one device: {_ON_ITS_OWN}"))
             return
         if starts_elsewhere:
             self._replay(0, "the initial weights differ from those of one device")
@@ -357,7 +359,7 @@ class Case:
         again = self.switched("replay")
         if again is not None and again.points and again.first_step("initial-weight") is None:
             self._base, self._kept = again, ("replay",)
-            self.notes.append(f"{why}: {_ON_ITS_OWN}")
+            self.notes.append(told("on-its-own")(f"{why}: {_ON_ITS_OWN}"))
         else:
             self.cut(step, why)
 
@@ -472,7 +474,7 @@ class Case:
 
     def cut(self, step: int, why: str, *, at: Sequence[str] = ()) -> None:
         """Leave out everything from a step on (in the step itself all but the kinds `at`): it cannot be compared."""
-        self.unreachable.append(f"gradients, weights and losses from step {step} on: {why}")
+        self.unreachable.append(told("later-steps")(f"gradients, weights and losses from step {step} on: {why}"))
         self.rebase(self.base.before(step, at))
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from emulate.probe import Step, StoredArray, Trace
+from emulate.told import Told, told
 from emulate.verify.case import Case
 from emulate.verify.causes.local_batches import BATCHNORM
 from emulate.verify.compared_runs import complete
@@ -41,7 +42,7 @@ class Evidence:
     trace: Trace
 
 
-def certify(evidence: Evidence | None, run: Run, path: Path) -> str:
+def certify(evidence: Evidence | None, run: Run, path: Path) -> Told:
     """Write the certificate of a run that trains the same model.
 
     Args:
@@ -59,10 +60,10 @@ def certify(evidence: Evidence | None, run: Run, path: Path) -> str:
             raise NotCertified("the program did not end well with random numbers of its own")
         certificate = _Certifying(evidence, run).certificate()
     except NotCertified as why:
-        return f"No certificate was written: {why}."
+        return told("no-certificate")(f"No certificate was written: {why}.")
     certificate.write(path)
     left_out = f" It does not cover {'; '.join(certificate.left_out)}." if certificate.left_out else ""
-    return f"Certificate of {certificate.steps} steps written to {path}.{left_out}"
+    return told("certificate")(f"Certificate of {certificate.steps} steps written to {path}.{left_out}")
 
 
 class _Certifying:

@@ -12,6 +12,7 @@ import psutil
 from emulate.errors import Unavailable, UsageError
 from emulate.faults import Fault
 from emulate.probe import ProbePlan
+from emulate.told import Told, told
 from emulate.topology import Topology
 from emulate.verify.repeats import differing
 from emulate.verify.result import RunResult
@@ -32,7 +33,7 @@ _RECLAIMED = ("total_inactive_file", "inactive_file")
 """Counters of page cache that the kernel can free, although it counts as the container's memory use."""
 
 
-def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, str]:
+def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, Told]:
     """Return why hosts of a topology do not fit into memory together, for each such topology.
 
     Args:
@@ -49,7 +50,7 @@ def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, str]:
     for topology in topologies:
         needed = PARENT_MEMORY + num_processes(topology) * HOST_MEMORY
         if needed > free:
-            lacking[topology] = (
+            lacking[topology] = told("lack-of-memory")(
                 f"A topology's hosts must fit into memory, about {HOST_MEMORY // MIB} MiB each before the model. Received: "
                 f"topology='{topology}', which needs {needed // MIB} MiB, where {free // MIB} MiB are free. "
                 "Ask for fewer hosts, or free some memory."
@@ -114,7 +115,7 @@ def _number_in(paths: Sequence[str]) -> int | None:
     return None
 
 
-NOT_SEEN = (
+NOT_SEEN = told("virtual-replicas")(
     "The replicas were virtual: they took turns in one process, and gpudist added up their gradients itself. Not seen: "
     "hangs, the network, TensorFlow's own collectives, and code that needs one process or device for each replica."
 )
@@ -151,6 +152,11 @@ def check_virtual(topologies: Sequence[Topology], faults: Sequence[Fault], devic
         )
 
 
+_SAME_AS_LAST = told("asks-for-host")(
+    "The program asks for the number of its host. gpudist ran it as host 0 and as host {}: it trains the same."
+)
+
+
 def check_same_hosts(first: RunResult, last: RunResult) -> None:
     """Check that a program that asks for the number of its host trains the same whatever it is told.
 
@@ -175,6 +181,4 @@ def check_same_hosts(first: RunResult, last: RunResult) -> None:
             f"a program that asks for the number (TF_CONFIG, task_id) and as host {number} of {first.topology} {difference}. "
             "Let the strategy shard the data, or verify it without --virtual on fewer hosts."
         )
-    first.notes.append(
-        f"The program asks for the number of its host. gpudist ran it as host 0 and as host {number}: it trains the same."
-    )
+    first.notes.append(_SAME_AS_LAST.format(number))

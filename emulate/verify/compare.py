@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from emulate.probe.trace import Trace
+from emulate.told import Told, told
 from emulate.verify.compared_runs import Runs, complete
 from emulate.verify.gradients import GradientView, names_of, taped_views, views
 from emulate.verify.measure import Measure, of_other_batches, of_other_steps, of_own_statistics
@@ -95,7 +96,6 @@ def _count(points: Sequence[Point], key: object) -> int:
 
 KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric", "final-weight")
 """Order in which the differences of one step arise."""
-ONE_RUN = "only one run went so far"
 _HIGH = 0.3
 """From this part of a gradient on it is said that less than that is not seen."""
 
@@ -171,8 +171,8 @@ class Comparison:
     needs_confirmation: bool
     cancels: bool
     steps: Mapping[str, int]
-    not_compared: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    not_compared: tuple[Told, ...] = ()
+    notes: tuple[Told, ...] = field(default=())
 
     @cached_property
     def exceeding(self) -> tuple[Point, ...]:
@@ -344,7 +344,9 @@ def compare(
         steps={name: len(runs.pairs(name)) for name in runs.optimizers},
         not_compared=(
             *_not_compared(runs),
-            *(f"variable {name} (it depends on the order of the examples in a batch)" for name in of_chance),
+            *map(
+                told("depends-on-order")("variable {} (it depends on the order of the examples in a batch)").format, of_chance
+            ),
         ),
         notes=tuple(_notes(points, (kink, cancelled) if confirmation else (None, None), bool(noise))),
     )
@@ -421,60 +423,66 @@ def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
     return [replace(point, noise=floor(point)) for point in points]
 
 
-def _not_compared(runs: Runs) -> list[str]:
+ONE_RUN = told("steps-in-one-run")("{} of {} (only one run went so far)")
+
+
+def _not_compared(runs: Runs) -> list[Told]:
     known = set(runs.reference.optimizers)
     lone = {name: "reference" if name in known else "topology" for name in sorted(known ^ set(runs.topology.optimizers))}
-    texts = [f"optimizer {name} (it steps only in the {where})" for name, where in lone.items()]
+    texts = [told("optimizer-in-one-run")(f"optimizer {name} (it steps only in the {where})") for name, where in lone.items()]
     for optimizer in runs.optimizers:
         for ours, theirs in runs.pairs(optimizer)[:1]:
             apart = set(names_of(ours)) ^ set(names_of(theirs))
-            texts += [f"gradient of {name} (not in both runs)" for name in sorted(apart)]
+            texts += [told("gradient-in-one-run")(f"gradient of {name} (not in both runs)") for name in sorted(apart)]
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
             first, last = min(lengths), max(lengths) - 1
             which = f"steps {first} to {last}" if first < last else f"step {first}"
-            texts.append(f"{which} of {optimizer} ({ONE_RUN})")
+            texts.append(ONE_RUN.format(which, optimizer))
     if runs.reference.has_other_examples:
         evaluated = {report.name for report in runs.reference.reports}
         others = dict.fromkeys(report.name for report in runs.topology.reports if report.name not in evaluated)
-        texts += [f"{name} (the examples before it are not those of one device)" for name in others]
-    texts += [f"{name} (in other batches, with the same total)" for name in of_other_batches(runs)]
-    own = "each replica evaluates with the moving statistics of its own examples"
-    texts += [f"{name} ({own})" for name in of_own_statistics(runs)]
-    return texts + [
-        f"{name} (over all steps before it, and the runs made different numbers of steps)" for name in of_other_steps(runs)
-    ]
+        texts += map(told("other-examples-before")("{} (the examples before it are not those of one device)").format, others)
+    texts += [told("other-batches")(f"{name} (in other batches, with the same total)") for name in of_other_batches(runs)]
+    own = told("own-moving-statistics")("{} (each replica evaluates with the moving statistics of its own examples)")
+    steps = told("other-number-of-steps")("{} (over all steps before it, and the runs made different numbers of steps)")
+    return [*texts, *map(own.format, of_own_statistics(runs)), *map(steps.format, of_other_steps(runs))]
 
 
-def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_noise: bool) -> list[str]:
+_UNMEASURED = told("noise-not-measured")(
+    "the noise floor was not measured: gpudist assumed a few units in the last place, and rounding errors may exceed it"
+)
+_CANCELLED = told("cancelling-gradients")(
+    "from step {} on gradients that cancel over the batch are rounding errors alone, and the optimizer makes steps from them: "
+    "the noise floor there comes from runs on one device that were rounded as much as this run's sums"
+)
+_KINK = told("kinks")(
+    "from step {} on rounding may switch single units of a ReLU or a maximum on or off: the noise floor there comes from runs "
+    "on one device with a larger perturbation"
+)
+_AMPLIFIED = told("amplified-rounding")(
+    "from step {} on rounding errors are amplified, as in deep networks: gpudist cannot see differences {} there, but it sees "
+    "those of losses; --precision float64 sees more"
+)
+
+
+def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_noise: bool) -> list[Told]:
     notes = []
     if points and not has_noise:
-        notes.append(
-            "the noise floor was not measured: gpudist assumed a few units in the last place, and rounding errors may exceed it"
-        )
+        notes.append(_UNMEASURED)
     apart = min((p.step for p in points if p.exceeds), default=None)  # later what is led by this run is so because of it
     both = [p.measure for p in points if p.measure.both_non_finite and (apart is None or p.step < apart)]
     if both:
-        notes.append(f"{both[0].key.tensor} is not finite from step {both[0].step} on, on one device too")
+        notes.append(told("not-finite")(f"{both[0].key.tensor} is not finite from step {both[0].step} on, on one device too"))
     kink, cancelled = onsets
     if cancelled is not None and not any(point.exceeds for point in points):
-        notes.append(
-            f"from step {cancelled} on gradients that cancel over the batch are rounding errors alone, and the "
-            "optimizer makes steps from them: the noise floor there comes from runs on one device that were rounded "
-            "as much as this run's sums"
-        )
+        notes.append(_CANCELLED.format(cancelled))
     if kink is not None:
-        notes.append(
-            f"from step {kink} on rounding may switch single units of a ReLU or a maximum on or off: the noise "
-            "floor there comes from runs on one device with a larger perturbation"
-        )
+        notes.append(_KINK.format(kink))
     if amplified := _amplified(points):
         step, share = amplified
         size = "as large as the gradients themselves" if share > 1 else f"of less than about {share:.0%} of the gradients"
-        notes.append(
-            f"from step {step} on rounding errors are amplified, as in deep networks: gpudist cannot see differences "
-            f"{size} there, but it sees those of losses; --precision float64 sees more"
-        )
+        notes.append(_AMPLIFIED.format(step, size))
     return notes
 
 

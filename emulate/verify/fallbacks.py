@@ -20,6 +20,7 @@ from functools import cache
 
 from emulate.probe import Follow, Replay, Trace, counts_the_batch, refusal
 from emulate.probe.facts import Facts
+from emulate.told import Told, told
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import error_line
@@ -35,12 +36,11 @@ from emulate.verify.runner import Runner
 from emulate.verify.verdict import OF_REFERENCE, Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
-_AGREES_IN_LOCKSTEP = (
-    "rounding errors are amplified, and the weights drift apart{first}. gpudist ran the program on one "
-    "device again and applied the gradients of this run. Step by step, at the same weights, gradients and "
-    "updates agree"
+_AGREES_IN_LOCKSTEP = told("agrees-in-lockstep")(
+    "rounding errors are amplified, and the weights drift apart{first}. gpudist ran the program on one device again and "
+    "applied the gradients of this run. Step by step, at the same weights, gradients and updates agree"
 )
-_DIFFERS_IN_LOCKSTEP = (
+_DIFFERS_IN_LOCKSTEP = told("compared-in-lockstep")(
     "rounding errors are amplified: gpudist compared each step at the same weights, on one device that "
     "applies the gradients of this run"
 )
@@ -114,11 +114,15 @@ def better_judgement(judgement: Judgement, followed: Judgement) -> Judgement:
     return judgement
 
 
-_SAME_EXAMPLES = "The batch is {growth}x that of one device. gpudist gave one device the same examples in each step."
-_NOT_THE_SAME = "The batch is {growth}x that of one device, and gpudist could not give one device the same examples."
+_SAME_EXAMPLES = told("larger-batch")(
+    "The batch is {growth}x that of one device. gpudist gave one device the same examples in each step."
+)
+_NOT_THE_SAME = told("larger-batch-not-replayed")(
+    "The batch is {growth}x that of one device, and gpudist could not give one device the same examples."
+)
 
 
-def note_of_more_examples(reference: Trace, topology: Trace) -> str | None:
+def note_of_more_examples(reference: Trace, topology: Trace) -> Told | None:
     """Return the text for a larger batch that does not make fewer steps: the program took more examples until its end.
 
     Args:
@@ -133,7 +137,7 @@ def note_of_more_examples(reference: Trace, topology: Trace) -> str | None:
     for name, ledger in ledgers(reference, topology).items():
         (ours, theirs), growth = ledger.rows_in_all, ledger.growth
         if growth > 1 and 2 * ours > (growth + 1) * theirs:
-            return (
+            return told("more-examples")(
                 f"To its end it trains on {ours} examples in {len(topology.steps(name))} steps, one device on {theirs} in "
                 f"{len(reference.steps(name))}: for the same epochs a batch {growth}x as large needs {growth}x fewer "
                 "steps (steps_per_epoch = examples // batch)."
@@ -180,7 +184,7 @@ def explaining_a_larger_batch(
     run.notes.append(_SAME_EXAMPLES.format(growth=growth))
     is_larger = misfit(union) <= misfit(shares) and _is_larger(yardsticks.with_noise(shares), topology, growth)
     if is_larger and not grouping_matters(yardsticks, shares):
-        run.notes.append("The loss is divided by a number that does not grow with the batch.")
+        run.notes.append(told("fixed-divisor")("The loss is divided by a number that does not grow with the batch."))
         return [shares]
     if misfit(union) <= FACTOR:
         return [min((union, shares), key=misfit)]
@@ -268,21 +272,19 @@ def _is_larger(yardstick: Yardstick, topology: Trace, growth: int) -> bool:
 
 _COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
 """Parts of an error that differ in each process: counters in TensorFlow's names, and memory addresses."""
-_OF_PRECISION = (
-    "--precision makes the program fail; without gpudist it runs. It mixes arrays, variables or casts of one "
-    "float type with those that Keras makes in another. Remove the option, or use the type of "
-    "keras.config.floatx()."
+_OF_PRECISION = told("fails-by-precision")(
+    "--precision makes the program fail; without gpudist it runs. It mixes arrays, variables or casts of one float type with "
+    "those that Keras makes in another. Remove the option, or use the type of keras.config.floatx()."
 )
-_WITH_TF_CONFIG = (
-    "The run on one device had a TF_CONFIG with one worker, because topologies with several hosts need it. "
-    "Topologies with one host have none. Verify them in a separate call, in which the run on one device has "
-    "none either."
+_WITH_TF_CONFIG = told("reference-with-tf-config")(
+    "The run on one device had a TF_CONFIG with one worker, because topologies with several hosts need it. Topologies with one "
+    "host have none. Verify them in a separate call, in which the run on one device has none either."
 )
 
 
 def judge_ends(
     runner: Runner, allow: Collection[str], reference: RunResult, runs: Sequence[RunResult]
-) -> tuple[list[Run], list[str]]:
+) -> tuple[list[Run], list[Told]]:
     """Judge the ends of runs whose reference did not end well.
 
     Args:
@@ -308,7 +310,7 @@ def _judge_end(run: RunResult, reference: RunResult, runner: Runner, allow: Coll
     is_well = run.status == "ok"
     if is_well:
         where = Reference(reference.status, topology=str(reference.topology)).where
-        run.notes.append(f"On {where} the program {ends}; there is nothing to compare with.")
+        run.notes.append(told("nothing-to-compare-with")(f"On {where} the program {ends}; there is nothing to compare with."))
         run.status, run.reason = reference.status, reference.reason
         run.failure, run.stacks = reference.failure, reference.stacks
     nothing = runner.empty_trace(reference)
@@ -318,7 +320,7 @@ def _judge_end(run: RunResult, reference: RunResult, runner: Runner, allow: Coll
     return replace(judged, reason=OF_REFERENCE, failure=None) if is_well else judged
 
 
-def _without_us(runner: Runner, reference: RunResult) -> list[str]:
+def _without_us(runner: Runner, reference: RunResult) -> list[Told]:
     """Check whether a program that raises on one device also fails without emulation and recording."""
     if reference.status != "failed" or reference.topology.num_ps:  # without TF_CONFIG it would fail by that
         return []
@@ -329,23 +331,24 @@ def _without_us(runner: Runner, reference: RunResult) -> list[str]:
         how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
         what = "what gpudist emulates" if runner.precision == "float32" else "--precision, or what it emulates,"
         with_it = ", with the TF_CONFIG of one worker" if runner.sets_tf_config else ""
-        return [f"Without gpudist, on this machine as it is{with_it}, the program {how}: {what} makes it fail."]
+        text = f"Without gpudist, on this machine as it is{with_it}, the program {how}: {what} makes it fail."
+        return [told("fails-by-emulation")(text)]
     ours, theirs = (error_line(run.failure, "an error").rstrip(".") for run in (reference, plain))
     if ours.startswith("EOFError"):
         return []  # it had no standard input there either
     is_same = re.sub(_COUNTED, "", ours) == re.sub(_COUNTED, "", theirs)
     error = "the same error as on one device" if is_same else f"another error: {theirs}"
     where = ", with the TF_CONFIG of one worker," if runner.sets_tf_config else ""
-    return [f"Without gpudist{where} the program fails too, with {error}."]
+    return [told("fails-without-gpudist")(f"Without gpudist{where} the program fails too, with {error}.")]
 
 
-def _out_of_time(reference: RunResult) -> list[str]:
+def _out_of_time(reference: RunResult) -> list[Told]:
     """Return what may help a program that was not stuck when its time was over."""
     if reference.reason != "timeout":
         return []
     made = reference.trace.num_steps if reference.trace is not None else 0
     more = "Give fewer --steps, or a longer --timeout" if made else "TensorFlow needs seconds to start: give a longer --timeout"
-    return [f"On one device the time was over before step {made + 1}. {more}."]
+    return [told("out-of-time")(f"On one device the time was over before step {made + 1}. {more}.")]
 
 
 def _names_a_type(failure: str | None) -> bool:

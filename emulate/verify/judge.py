@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from emulate.probe import Trace
+from emulate.told import Told, told
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
@@ -41,8 +42,8 @@ class Judgement:
     worst: Difference | None
     first_divergence: Difference | None
     causes: tuple[Finding, ...]
-    not_compared: tuple[str, ...]
-    notes: tuple[str, ...]
+    not_compared: tuple[Told, ...]
+    notes: tuple[Told, ...]
     course: tuple[Farthest, ...]
     rows: tuple[tuple[int, ...], ...]
     step_graph: StepGraph | None = None
@@ -126,10 +127,10 @@ def judge(
     if _has_workers_with_data(case):
         causes = tuple(cause for cause in causes if cause.code not in _OF_ROWS)
     deciding = _deciding(causes)
-    told = _drawn_apart(case) + _uneven_too(case)
+    besides = _drawn_apart(case) + _uneven_too(case)
     if grows and deciding and all(cause.code in _OF_OWN_ROWS for cause in deciding):
         advice, note = _as_advice(deciding)
-        told += note
+        besides += note
         causes, deciding = (*(cause for cause in causes if cause not in deciding), *advice), []
     verdict, missing = _verdict(case, deciding, allow)
     if verdict in ("equivalent", BY_DESIGN, "unverified"):
@@ -138,10 +139,10 @@ def judge(
     base = case.base
     # A cause that says how many steps or examples there are says it too.
     is_told = verdict in ("failed", "hung") or any(cause.code in _OF_ROWS for cause in deciding)
-    not_compared = [text for text in base.not_compared if not (is_told and ONE_RUN in text)]
+    not_compared = [text for text in base.not_compared if not (is_told and text.code == ONE_RUN.code)]
     not_compared += [*case.unreachable, *missing, *case.undecided.values()]
     not_compared += [*_other_rows(case), *_changed_after(case), *_kept_apart(case)]
-    notes = [*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *told]
+    notes = [*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *besides]
     decided_on = base if verdict == "equivalent" else case.comparison
     with_faults = case.recovery.lives.last.reason if case.recovery is not None and not case.recovery.has_ended else None
     return Judgement(
@@ -165,7 +166,9 @@ def judge(
 
 
 _IN_16_BITS = "If it differs in 16 bits only"
-_OF_16_BITS = "With the program's layers in 32 bits everything agrees: only the rounding to 16 bits differs."
+_OF_16_BITS = told("differs-in-16-bits")(
+    "With the program's layers in 32 bits everything agrees: only the rounding to 16 bits differs."
+)
 _ARITHMETIC = (
     "batchnorm-local-statistics",
     "clip-before-reduce",
@@ -186,7 +189,7 @@ _OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
 _OF_REPLICAS_ALONE = (*_OF_OWN_ROWS, "identical-dropout")
 
 
-def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[str]:
+def _unordered(case: Case, missing: list[Told], *, asynchronous: bool) -> list[Told]:
     """Return what an equivalent run with parameter servers lacks: a fixed order of updates and of rows."""
     if not case.topology.topology.num_ps:
         return missing
@@ -205,15 +208,15 @@ def _has_workers_with_data(case: Case) -> bool:
 
 _OF_ROWS = ("batch-size", "samples-missing", "samples-repeated", "samples-reordered", "empty-shard")
 """Causes that are not errors if workers use their own data."""
-_OWN_ROWS = (
+_OWN_ROWS = told("workers-own-data")(
     "data: workers use their own data, so a step has other examples than on a single worker; gradients and "
     "weights were compared on the same examples"
 )
-_UNORDERED = (
+_UNORDERED = told("random-order")(
     "order: the program makes updates without waiting for earlier ones. Their order, and the age of the "
     "variables that workers read, are random, and so is the result"
 )
-_ASYNCHRONOUS = (
+_ASYNCHRONOUS = told("random-order")(
     f"{_UNORDERED}. In the order of this run, one after the other, they are those of one worker on the same examples"
 )
 
@@ -222,14 +225,14 @@ def _deciding(causes: Sequence[Finding]) -> list[Finding]:
     return [cause for cause in causes if not (cause.allowed or cause.advice)]
 
 
-def _as_advice(causes: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
+def _as_advice(causes: Sequence[Finding]) -> tuple[list[Finding], list[Told]]:
     """Return these causes as advice, with a note."""
     codes = ", ".join(cause.code for cause in causes)
-    note = f"{codes}: each replica does this, and so does one device that has as many examples"
+    note = told("same-on-one-device")(f"{codes}: each replica does this, and so does one device that has as many examples")
     return [replace(cause, advice=True) for cause in causes], [note] if causes else []
 
 
-def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tuple[str, list[str]]:
+def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tuple[str, list[Told]]:
     missing = _missing(case, allow)
     if case.has_ended_early:
         return ("hung" if case.outcome.hung else "failed"), []
@@ -254,7 +257,7 @@ def _is_shared(deciding: Sequence[Finding]) -> bool:
     return any(cause.code == SHARED_FILES.code for cause in deciding)
 
 
-def _unreported(case: Case, verdict: str) -> list[str]:
+def _unreported(case: Case, verdict: str) -> list[Told]:
     """Note that no number reported by the program was seen: what it prints may be one replica's."""
     is_seen = any(point.measure.key.kind in ("loss", "metric") for point in case.base.points)
     if is_seen or verdict not in ("equivalent", BY_DESIGN):
@@ -262,7 +265,7 @@ def _unreported(case: Case, verdict: str) -> list[str]:
     return [_UNREPORTED if "loss" in case.base.kinds() else _UNSEEN_LOSS]
 
 
-def _unchanged(case: Case) -> list[str]:
+def _unchanged(case: Case) -> list[Told]:
     """Note that no step changes a weight: nobody applies the gradients, or they or the learning rate are 0."""
     by_tensor: dict[str, set[str]] = {}
     for name in case.untouched.optimizers:
@@ -273,13 +276,13 @@ def _unchanged(case: Case) -> list[str]:
     return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in by_tensor.values()) else []
 
 
-def _of_first(case: Case) -> list[str]:
+def _of_first(case: Case) -> list[Told]:
     """Note numbers that the step keeps for the first replica alone, and that are others than one device's."""
     names = list(dict.fromkeys(point.measure.key.tensor for point in case.base.of_first if point.exceeds))
     return [_OF_FIRST.format(names_in_words(names))] if names and not case.has("variable-aggregation") else []
 
 
-def _uneven_too(case: Case) -> list[str]:
+def _uneven_too(case: Case) -> list[Told]:
     """Note that the replicas' numbers of examples differ where clipping may hide what that does to the gradients."""
     is_weighted = case.facts.distributed or case.facts.train_steps
     is_seen = case.without("no-clipping") or case.has("uneven-batch") or case.has("empty-shard")
@@ -287,7 +290,7 @@ def _uneven_too(case: Case) -> list[str]:
     return [_UNEVEN_TOO.format(step=step) for step in steps[:1] if not (is_seen or is_weighted)]
 
 
-def _drawn_apart(case: Case) -> list[str]:
+def _drawn_apart(case: Case) -> list[Told]:
     """Note what each replica draws for its batch as a whole, where one device has one draw.
 
     In both runs it has the same place and shape: what is drawn for each example has as many entries as a batch.
@@ -302,34 +305,34 @@ def _drawn_apart(case: Case) -> list[str]:
     return [_DRAWN_APART.format(numbers(line.place for line in lines))] if lines else []
 
 
-_DRAWN_APART = (
+_DRAWN_APART = told("own-draws")(
     "Each replica makes its own random draw for its whole part of the batch at {}, where one device makes one draw for the "
     "batch: by design of tf.distribute, as with Dropout. gpudist compared with equal draws. For equal draws give the "
     "operation a `seed`, or draw outside of `Strategy.run`."
 )
-_OF_FIRST = (
+_OF_FIRST = told("first-replica-only")(
     "What the first replica assigns to {} (aggregation ONLY_FIRST_REPLICA) is not what one device has: numbers that the "
     "program makes of it do not cover the other replicas."
 )
-_UNEVEN_TOO = (
+_UNEVEN_TOO = told("uneven-batch-too")(
     "The replicas have different numbers of examples in step {step}. If each divides its loss by its own number, that is "
     "uneven-batch, which clipping may hide here: after the fix of clipping verify again."
 )
-_UNCHANGED = (
+_UNCHANGED = told("weights-unchanged")(
     "No step changes any weight: gradients are computed but not applied, or they are 0, or the learning rate "
     "is 0. gpudist compared only what an untrained model computes."
 )
-_OTHER_ROWS = (
-    "data from step {step} on: the examples differ from those of one device, as they may if the batch "
-    "grows and an epoch has another number of steps; gradients, weights and losses were compared on the "
-    "examples of this run"
+_OTHER_ROWS = told("other-examples")(
+    "data from step {step} on: the examples differ from those of one device, as they may if the batch grows and an epoch has "
+    "another number of steps; gradients, weights and losses were compared on the examples of this run"
 )
+_REST = told("rest-of-examples")(
+    "data from step {step} on: the run was stopped before gpudist saw whether all examples come as often as on one device"
+)
+_OF_OTHER_HOSTS = told("final-weights-of-other-hosts")("the final weights of other hosts than the first: only {} replaced {}")
 
 
-_REST = "data from step {step} on: the run was stopped before gpudist saw whether all examples come as often as on one device"
-
-
-def _other_rows(case: Case) -> list[str]:
+def _other_rows(case: Case) -> list[Told]:
     """Note steps of a larger batch with examples from other epochs, and steps after those that an allowed cause is about."""
     ledger, is_allowed = case.ledger, any(cause.allowed and cause.code in _OF_ROWS for cause in case.found)
     if ledger is not None and is_allowed and not (ledger.ended and ledger.is_whole):
@@ -338,52 +341,57 @@ def _other_rows(case: Case) -> list[str]:
     return [] if step is None else [_OTHER_ROWS.format(step=step)]
 
 
-def _changed_after(case: Case) -> list[str]:
+def _changed_after(case: Case) -> list[Told]:
     """Note what a program does to its weights after training: averages that it puts in their place, for example."""
     compared = left_to_compare(case.base.runs.as_they_came)
     ends, texts = ends_of_hosts(case.untouched), []
     if names := [name for name in changed_in_the_end(case.untouched) if name not in compared]:
         after = "after the last step: weights were compared as the steps left them"
-        texts.append(f"what the program makes of {names_in_words(names)} {after}")
+        texts.append(told("changed-after-training")(f"what the program makes of {names_in_words(names)} {after}"))
     if names := [name for name in compared if len({end is None for end in ends.get(name, {}).values()}) > 1]:
         who = numbers([f"host {host}" for host, end in ends[names[0]].items() if end is not None])
-        texts.append(f"the final weights of other hosts than the first: only {who} replaced {names_in_words(names)}")
+        texts.append(_OF_OTHER_HOSTS.format(who, names_in_words(names)))
     return texts
 
 
-def _kept_apart(case: Case) -> list[str]:
+def _kept_apart(case: Case) -> list[Told]:
     """Note variables that training changes and that no step has a value of: each replica's own, or the program's."""
     steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)[:1]]
     recorded = {name for step in steps for local in step.values() for name in (*local.state, *local.weights)}
     own = [record for record in case.lines.of("assigned") if not record.get("called")]
-    texts = {str(record.get("name")): f"each replica keeps its own value, line {record['line']}" for record in own}
-    texts |= dict.fromkeys(case.facts.outside, "assigned outside of Strategy.run")
-    return [f"variable {name} ({why})" for name, why in texts.items() if name not in recorded] if steps else []
+    kept = told("own-variable")("variable {} (each replica keeps its own value, line {})")
+    texts = {name: kept.format(name, record["line"]) for record in own for name in [str(record.get("name"))]}
+    texts |= {
+        name: told("assigned-outside")(f"variable {name} (assigned outside of Strategy.run)") for name in case.facts.outside
+    }
+    return [text for name, text in texts.items() if name not in recorded] if steps else []
 
 
-_UNSEEN_LOSS = (
+_UNSEEN_LOSS = told("no-loss-seen")(
     "gpudist saw no loss: the step takes gradients inside of a loop of its graph, or workers keep the loss to themselves. "
     "Gradients and weights agree. What the program prints was not compared."
 )
-_UNREPORTED = (
+_UNREPORTED = told("no-report-seen")(
     "The loss that is minimized was compared. gpudist did not see a number that the program itself reports. "
     "It sees results of Strategy.reduce, a single number of experimental_local_results, and Keras's logs."
 )
 
 
-def _missing(case: Case, allow: Collection[str]) -> list[str]:
+def _missing(case: Case, allow: Collection[str]) -> list[Told]:
     """Return what is missing for a verdict of equivalence."""
     compared = case.base.kinds()
     with_servers = case.topology.topology.num_ps > 0  # where workers may keep the loss to themselves
     is_shown = any(map(_shows_a_loss, (case.plain, case.untouched)))
     needed = [kind for kind in NEEDED if kind != "loss" or (is_shown and not with_servers)]
     seen = {point.measure.key.kind for point in case.base.points}
-    why = {kind: "not finite, on one device too" if kind in seen else "none was seen in both runs" for kind in needed}
-    missing = [f"{kind}: {text}" for kind, text in why.items() if kind not in compared]
+    infinite = told("not-finite")("{}: not finite, on one device too")
+    unseen = told("none-seen")("{}: none was seen in both runs")
+    missing = [(infinite if kind in seen else unseen).format(kind) for kind in needed if kind not in compared]
     if case.recovery is not None:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:
-            missing.append("faults: gpudist saw no step with them, so it compared nothing with the run without them")
+            no_step = "faults: gpudist saw no step with them, so it compared nothing with the run without them"
+            missing.append(told("no-step-with-faults")(no_step))
     if case.outcome.cut:
         missing.append(_CUT)
     missing += [*_open_scale(case), *(why for code, why in case.undecided.items() if code not in allow)]
@@ -396,7 +404,7 @@ def _shows_a_loss(trace: Trace) -> bool:
     return any(report.kind == "loss" for report in trace.reports) or any(objective(step) is not None for step in steps)
 
 
-def _open_scale(case: Case) -> list[str]:
+def _open_scale(case: Case) -> list[Told]:
     """Note that a factor cannot be measured if an example's loss depends on others of its replica."""
     first = min(case.comparison.objectives, key=lambda point: point.step, default=None)
     is_of_parts = case.has("in-batch-negatives") or case.has("static-tensor-split")
@@ -405,27 +413,27 @@ def _open_scale(case: Case) -> list[str]:
     factor, replicas = first.factor, case.num_replicas
     if not factor > 0 or abs(math.log(factor / replicas)) >= abs(math.log(factor)):
         return []
-    text = (
-        f"scale: the replicas' losses add up to {factor:.3g}x that of one device in step {first.step}, which is "
-        f"nearer to the number of replicas ({replicas}) than to 1. A loss that is divided by the examples of a "
-        "replica instead of those of all replicas looks like that. gpudist cannot measure it for losses that "
-        "compare examples; check the divisor of each loss"
+    text = told("scale-open")(
+        f"scale: the replicas' losses add up to {factor:.3g}x that of one device in step {first.step}, which is nearer to the "
+        f"number of replicas ({replicas}) than to 1. A loss that is divided by the examples of a replica instead of those "
+        "of all replicas looks like that. gpudist cannot measure it for losses that compare examples; check the divisor of "
+        "each loss"
     )
     return [text]
 
 
-_OF_GPUDIST = (
+_OF_GPUDIST = told("gpudist-failed")(
     "everything: gpudist itself failed at {}. The program went on without it, but what was recorded has holes. "
     'This is a fault of gpudist: send a report, as the guide "I think this verdict is wrong" says'
 )
-_OTHERS_FILES = (
+_OTHERS_FILES = told("shared-files")(
     "everything: runs found files that other runs of the verification had written, and differ because of them (shared-files)"
 )
-_CUT = (
+_CUT = told("records-cut-off")(
     "steps: a process ended by os._exit() before its records were written, so gpudist did not see its last "
     "steps; end the program with sys.exit() or by returning"
 )
-_UNSEEN_ROWS = (
+_UNSEEN_ROWS = told("batch-not-seen")(
     "data: gpudist could not see the batch, because it is not an argument of the function given to "
     "Strategy.run. Pass it as an argument."
 )

@@ -24,6 +24,7 @@ from emulate.cluster import (
 )
 from emulate.devices import ASKED_FOR_HOST
 from emulate.errors import GpudistError, Unavailable, UsageError
+from emulate.told import Told, told
 from emulate.verify.causes.endings import NO_THREAD
 from emulate.verify.result import RunResult
 from emulate.verify.settings import Ask, StepLimit
@@ -99,7 +100,7 @@ GRACE_SECONDS = 2.5
 LAST_LINES = 12
 _STACK_LINE = re.compile(r"\s*@\s+(0x)?[0-9a-f]+|\*\*\* |PC: @")
 """Start of the stack that C++ prints when it aborts. The reason is printed above it."""
-_NO_INPUT = "Every host has an empty standard input: pass input as arguments (after `--`) or in a file."
+_NO_INPUT = told("no-input")("Every host has an empty standard input: pass input as arguments (after `--`) or in a file.")
 _LOG_LINE = re.compile(r"[IWE]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\S+ [IWE] |WARNING: All log messages before absl")
 """TensorFlow's own log: of a program that left with an error it says nothing."""
 
@@ -246,7 +247,7 @@ class RunWatch:
         self._result.xla = self._result.xla or event["code"] == "xla-off"
         self._result.hides = event["text"] if event["code"] == "gpus-hidden" else self._result.hides
         if event["text"] not in self._result.notes:
-            self._result.notes.append(event["text"])
+            self._result.notes.append(Told(event["code"], event["text"]))
 
     def _hangs(self, hang: Any, seconds: float) -> None:
         result = self._result
@@ -285,7 +286,7 @@ class RunWatch:
         self._result.status, self._result.reason = "failed", None
         self._result.failure = error.traceback_text
         if self._result.topology.num_hosts > 1:
-            self._result.notes.append(f"It was host {outcome.host} that raised.")
+            self._result.notes.append(told("raising-host")(f"It was host {outcome.host} that raised."))
         if error.kind == "EOFError":
             self._result.notes.append(_NO_INPUT)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from emulate.faults import Fault, Fired, never_fired
 from emulate.probe import ProbePlan, Report, Step, Trace, Variable
+from emulate.told import Told, told
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import FaultReport
@@ -127,10 +128,10 @@ class Recovery:
     without: Trace
 
     @property
-    def missed(self) -> list[str]:
+    def missed(self) -> list[Told]:
         """Return the message of each fault that did not occur."""
         there = {firing.number for firing in self.lives.fired}
-        return [self._missed(fault) for number, fault in enumerate(self.lives.faults) if number not in there]
+        return [told("fault-not-fired")(self._missed(fault)) for n, fault in enumerate(self.lives.faults) if n not in there]
 
     def _missed(self, fault: Fault) -> str:
         ends = [event["reason"] for _, event in self.without.of("end")]

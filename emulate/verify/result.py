@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulate.probe import Trace
+from emulate.told import Told
 from emulate.topology import Topology
 
 
@@ -98,7 +99,7 @@ class RunResult:
     statuses: dict[int, str] = field(default_factory=dict)
     codes: dict[int, int | None] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Told] = field(default_factory=list)
     written: dict[str, bool] = field(default_factory=dict)
     read: dict[str, bool] = field(default_factory=dict)
     met: Met = field(default_factory=Met)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from emulate.probe import Trace
+from emulate.told import Told, told
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import Outcome, RunResult
@@ -84,7 +85,7 @@ def outcome_of(run: RunResult, reference: RunResult) -> Outcome:
     )
 
 
-def unseen_code(reference: RunResult) -> list[str]:
+def unseen_code(reference: RunResult) -> list[Told]:
     """Return a note about the code that was not run, because every run stopped at a step."""
     trace = reference.trace
     if trace is None or not any(event["reason"] == "steps" for _, event in trace.of("end")):
@@ -96,7 +97,7 @@ def unseen_code(reference: RunResult) -> list[str]:
     ]
     such = f", such as {' and '.join(names)}," if names else ""
     why = "--steps" if trace.num_steps == trace.about.get("steps", trace.num_steps) else "the end of an epoch"
-    return [f"Stopped after {trace.num_steps} steps ({why}). Later code{such} was not checked."]
+    return [told("stopped-early")(f"Stopped after {trace.num_steps} steps ({why}). Later code{such} was not checked.")]
 
 
 def same_weights(one: Trace, other: Trace) -> bool:

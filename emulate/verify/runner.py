@@ -17,6 +17,7 @@ from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on,
 from emulate.faults import Fault
 from emulate.probe import ProbePlan, Trace, refusal
 from emulate.program import Program
+from emulate.told import Told, told
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.checks import check_same_hosts
 from emulate.verify.host import COMPARABLE_ON_GPUS, Counting, Evaluation, RecordedProgram
@@ -70,7 +71,7 @@ class Runner:
         self._lock = threading.Lock()
         self._begun = time.time()
         self.started = StartedRuns()
-        self._notes: dict[str, None] = {}
+        self._notes: dict[Told, None] = {}
         # Hosts have our own part from the process that they are forked from, instead of importing it each for itself.
         self._parents = Parents(preload, (__package__, *settings.program.imports))
 
@@ -123,7 +124,7 @@ class Runner:
                 return RunResult(label, topology, None, status="failed")
             if result and plan.perturb and plan.replay is None:  # what is run again for a cause is run in any case
                 with self._lock:
-                    self._notes[f"To measure rounding, gpudist started the program again, because {result.rstrip('.')}."] = None
+                    self._notes.setdefault(_STARTED_AGAIN.format(result.rstrip(".")))
             return self._run(label, topology, whole, True)
 
         return self._pool.submit(made)
@@ -253,7 +254,7 @@ class Runner:
         Trace.describe(folder, {"topology": str(result.topology)})
         return Trace(folder)
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Told]:
         """Return what the user should know about this machine, each once: refused isolation, shared GPUs."""
         with self._lock:
             return list(self._notes)
@@ -306,7 +307,7 @@ class Runner:
             self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
             if (crash := _crash(result)) and not self._settings.faults:
                 with self._lock:
-                    self._notes[f"The run '{label}' was repeated: {crash}."] = None
+                    self._notes.setdefault(told("run-repeated")(f"The run '{label}' was repeated: {crash}."))
                 remove_tree(plan.trace)
                 result = RunResult(label, topology, None)
                 self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
@@ -422,6 +423,7 @@ def _crash(result: RunResult) -> str | None:
     return None
 
 
+_STARTED_AGAIN = told("started-for-noise")("To measure rounding, gpudist started the program again, because {}.")
 _FAULTS_OF_MEMORY = (-signal.SIGSEGV, -signal.SIGBUS)
 
 

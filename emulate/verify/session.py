@@ -9,6 +9,7 @@ from dataclasses import replace
 from emulate.errors import UsageError
 from emulate.probe import IN_32_BITS, Trace, is_eager, refusal
 from emulate.probe.facts import Facts
+from emulate.told import Told, told
 from emulate.topology import REFERENCE, Topology
 from emulate.verify import fallbacks
 from emulate.verify.case import Case
@@ -30,18 +31,27 @@ from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
 AS_IT_STANDS, OWN_DRAWS = Variation(), Variation(own_draws=True)
-_ORDER = (
+_ORDER = told("order-matters")(
     "The training depends on the order of the examples in a batch. The noise floor comes from runs on one "
     "device with rounding errors alone, with the examples in order, and may be too low."
 )
-_NOT_IN_16_BITS = (
+_NOT_IN_16_BITS = told("not-in-16-bits")(
     "16 bits: with its layers in 32 bits the program differs by design. Allow these causes with --allow, and gpudist also "
     "compares the program as it is."
 )
-_AT_ONCE = (
+_AT_ONCE = told("ended-early")(
     "everything else: the verification ended early, because not all devices train (replicas-missing). Fix that first, then "
     "verify again."
 )
+_AS_IT_IS = told("not-in-32-bits")(
+    "The program computes in {} and does not run with its layers in 32 bits. gpudist compares it as it is."
+)
+_IN_32_BITS = told("compared-in-32-bits")(
+    "The program computes in {}. gpudist compares runs with its layers in 32 bits, where rounding errors hide less; if they "
+    "agree, it also compares the program as it is."
+)
+_NO_FAULTS = told("without-faults")("gpudist did not run it with its faults, because without them it does not reach its end.")
+_RUNS_WITH_XLA = told("runs-with-xla")("gpudist ran the program once more as it is written, with XLA: it does not fail.")
 
 
 class Session:
@@ -70,7 +80,7 @@ class Session:
         self._leads: dict[tuple[str, Variation], Variation | None] = {}
         self._cases: dict[Topology, Callable[[], Case | None]] = {}
 
-    def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
+    def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[Told]]:
         """Make the runs and judge each topology.
 
         Args:
@@ -192,7 +202,7 @@ class Session:
                 return False
         return True
 
-    def _bases(self, reference: RunResult, notes: list[str]) -> list[Variation]:
+    def _bases(self, reference: RunResult, notes: list[Told]) -> list[Variation]:
         """Return what is compared: the program as it stands; of a 16-bit program first its layers in 32 bits."""
         assert reference.trace is not None
         facts = Facts.of(reference.trace)
@@ -202,15 +212,10 @@ class Session:
         wide = AS_IT_STANDS.without(IN_32_BITS)
         in_32_bits = trace_of(self._yardsticks.reference(wide).reference)
         if in_32_bits is None:
-            notes.append(
-                f"The program computes in {short[0]} and does not run with its layers in 32 bits. gpudist compares it as it is."
-            )
+            notes.append(_AS_IT_IS.format(short[0]))
             return [AS_IT_STANDS]
         self._yardsticks.rounding_in_32_bits = Rounding.of(in_32_bits)  # what the program casts by itself stays as it is
-        notes.append(
-            f"The program computes in {short[0]}. gpudist compares runs with its layers in 32 bits, where rounding "
-            "errors hide less; if they agree, it also compares the program as it is."
-        )
+        notes.append(_IN_32_BITS.format(short[0]))
         return [wide, AS_IT_STANDS]
 
     def _compared(self, topology: Topology, base: Variation) -> Future[RunResult] | None:
@@ -295,7 +300,7 @@ class Session:
             judgement = fallbacks.better_judgement(judgement, judged_on(at_its_weights))
         failed = self._reruns.take_first_failure()
         if judgement.is_unexplained and failed:
-            note = f"Further runs failed, which could have shown more. The first was {failed}"
+            note = told("further-runs-failed")(f"Further runs failed, which could have shown more. The first was {failed}")
             judgement = replace(judgement, notes=(*judgement.notes, note))
         return judgement
 
@@ -380,7 +385,7 @@ class Session:
         if not self._runner.faults:
             return None
         if run.status != "ok" or run.trace is None:
-            run.notes.append("gpudist did not run it with its faults, because without them it does not reach its end.")
+            run.notes.append(_NO_FAULTS)
             return None
         plan = OWN_DRAWS.plan(self._yardsticks.seed)
         return Recovery(self._runner.start_with_faults(run.topology, plan).result(), run.trace)
@@ -389,9 +394,9 @@ class Session:
         """Check whether a program whose XLA-compiled step was recorded without XLA also runs with it."""
         written = self._runner.start_unprobed(f"{run.topology} as written", run.topology, 3 * run.seconds).result()
         if written.status == "ok":
-            run.notes.append("gpudist ran the program once more as it is written, with XLA: it does not fail.")
+            run.notes.append(_RUNS_WITH_XLA)
             return
-        run.notes.append("It was recorded without XLA. As it is written, with XLA, it fails here.")
+        run.notes.append(told("fails-with-xla")("It was recorded without XLA. As it is written, with XLA, it fails here."))
         run.status, run.reason, run.failure, run.trace = written.status, written.reason, written.failure, None
 
     def _without_order(self, run: RunResult) -> Run:

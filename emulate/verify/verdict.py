@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from emulate.told import Told
+
 SCHEMA = "gpudist.verdict/1"
 PAGES = "https://gpudist.readthedocs.io/en/latest/causes/"
 """The folder of the pages of all causes."""
@@ -226,6 +228,8 @@ class Run:
         steps_run: Which steps were run.
         step_graph: Whether the graph of the step depends on the number of replicas; None where that is not known.
         non_finite_after: The step after which weights are not finite any more, on one device too; None if they are.
+        not_compared_codes: The code of each sentence of `not_compared`.
+        note_codes: The code of each note.
     """
 
     topology: str
@@ -238,8 +242,8 @@ class Run:
     worst: Difference | None = None
     first_divergence: Difference | None = None
     causes: tuple[Finding, ...] = ()
-    not_compared: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    not_compared: tuple[Told, ...] = ()
+    notes: tuple[Told, ...] = ()
     seconds: float = 0.0
     failure: str | None = None
     stacks: dict[int, str] = field(default_factory=dict)
@@ -250,6 +254,12 @@ class Run:
     steps_run: StepsRun = field(default_factory=StepsRun)
     step_graph: StepGraph | None = None
     non_finite_after: int | None = None
+    not_compared_codes: tuple[str, ...] = field(init=False)
+    note_codes: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "not_compared_codes", _codes_of(self.not_compared))
+        object.__setattr__(self, "note_codes", _codes_of(self.notes))
 
     @property
     def deciding(self) -> tuple[str, ...]:
@@ -293,7 +303,7 @@ class Verdict:
     versions: dict[str, str]
     reference: Reference
     runs: tuple[Run, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Told, ...] = ()
     strict: bool = False
     program_starts: int = 0
 
@@ -339,7 +349,12 @@ class Verdict:
             "reference": _plain(self.reference),
             "runs": [_plain(run) for run in self.runs],
             "notes": list(self.notes),
+            "note_codes": list(_codes_of(self.notes)),
         }
+
+
+def _codes_of(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(getattr(text, "code", "") for text in texts)  # a user of the API may add a plain one
 
 
 def _plain(value: Any) -> Any:

@@ -254,7 +254,7 @@ class Lines:
         try:
             yield
         except Exception as error:
-            self._probe.note_once("lines", f"The lines of a finding may be missing: {type(error).__name__}: {error}")
+            self._probe.note_once("lines-unseen", f"The lines of a finding may be missing: {type(error).__name__}: {error}")
 
     def _end(self, body: Body, step: StepLines) -> None:
         self._steps[body.replica] = step

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from emulate.told import told
 from emulate.verify.arithmetic import ROUND, Fit, explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Cause, Sign, as_factor, names_in_words, steps_in_words
@@ -108,7 +109,7 @@ def _from_rerun(case: Case) -> Sign | None:
     adds_up_itself = not gone and all(fit.replicated or fit.taped for fit in rest.fits)
     case.rebase(again, "no-clipping")
     if adds_up_itself:  # and clips the sum of what is wrong for another reason
-        case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
+        case.notes.append(_UNCLIPPED)
         return None
     alike = "gradients and weights agree" if again.exceeding else "everything agrees"
     left = alike if gone else "the remaining difference has another cause"
@@ -118,6 +119,9 @@ def _from_rerun(case: Case) -> Sign | None:
         f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}",
         _fix_of_clipping(case),
     )
+
+
+_UNCLIPPED = told("without-clipping")("gradients, weights and losses were compared with clipping switched off in both runs")
 
 
 def _has_tiny_factor(case: Case) -> bool:
@@ -157,7 +161,7 @@ def _beside_others(case: Case) -> Sign | None:
         if again is None or not again.points:
             continue
         case.rebase(again, "no-clipping")
-        case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
+        case.notes.append(_UNCLIPPED)
         return Sign(
             _SUMMARY,
             f"In step {first} the replicas have different gradients, but each has the same norm as that of one "

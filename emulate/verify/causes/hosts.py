@@ -12,6 +12,7 @@ import numpy as np
 
 from emulate.probe.captured_constants import TABLE
 from emulate.probe.trace import Step, Trace
+from emulate.told import Told, told
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line
 from emulate.verify.compare import compare_enough
@@ -76,6 +77,17 @@ def _ends_otherwise(run: RunResult, where: str, without: str) -> Sign:
     return Sign(f"The program {how} where {where}", f"{without}: {said}")
 
 
+_UNSEEDED_CONTENTS = told("unseeded-hosts-open")(
+    "The program does not seed all generators that it uses. With a different seed on each host the examples differ or have "
+    "other contents. gpudist did not see whether hosts then train on the same examples. Call "
+    "keras.utils.set_random_seed(SEED) at the start of the program to be sure."
+)
+_UNSEEDED_ORDER = told("order-by-seed")(
+    "The program does not seed all generators that it uses. With a different seed on each host the examples of a host come in "
+    "another order. Every example stays on its host, so none is lost or repeated."
+)
+
+
 def _moved_with_seeds(case: Case, trace: Trace, optimizer: str) -> Sign | None:
     before, own = hosts_of_rows(case.topology, optimizer), hosts_of_rows(trace, optimizer)
     # The first host keeps its seed, and with it its rows: only what the others take tells something.
@@ -83,17 +95,10 @@ def _moved_with_seeds(case: Case, trace: Trace, optimizer: str) -> Sign | None:
     common = [row for row, hosts in before.items() if row in others and len(hosts) == 1]
     moved = sum(1 for row in common if others[row] != before[row])
     if len(common) < _FEWEST:
-        case.notes.append(
-            "The program does not seed all generators that it uses. With a different seed on each host the examples "
-            "differ or have other contents. gpudist did not see whether hosts then train on the same examples. Call "
-            "keras.utils.set_random_seed(SEED) at the start of the program to be sure."
-        )
+        case.notes.append(_UNSEEDED_CONTENTS)
         return None
     if moved < _MOVED * len(common):
-        case.notes.append(
-            "The program does not seed all generators that it uses. With a different seed on each host the examples "
-            "of a host come in another order. Every example stays on its host, so none is lost or repeated."
-        )
+        case.notes.append(_UNSEEDED_ORDER)
         return None
     return Sign(
         "Each host chooses its examples with its own random numbers. The hosts have no common seed.",
@@ -157,8 +162,8 @@ class _Words:
     each: str
     alike: str
     as_real: str
-    order: str
-    unseen: str
+    order: Told
+    unseen: Told
 
 
 def _search_variation(case: Case, run: RunResult | None, places: Sequence[str], words: _Words) -> Sign | None:
@@ -261,11 +266,11 @@ _OF_HASHES = _Words(
     each="each host hashes strings in its own way, as real hosts do",
     alike="the same hashes on all hosts",
     as_real="another hash seed on all hosts but the first, as real hosts have",
-    order=(
+    order=told("order-by-hash")(
         "The order of a set of strings, or a hash, decides in which order a host takes its examples. Every "
         "example stays on its host, so none is lost or repeated."
     ),
-    unseen=(
+    unseen=told("hash-order-open")(
         "data: with another hash seed on all hosts but the first, as real hosts have, these hosts have other "
         "examples. gpudist could not see whether they only come in another order or have other contents. Run "
         "with --steps all to find out. Use sorted(...) on the set, or PYTHONHASHSEED=0 on every host, to be "
@@ -287,11 +292,11 @@ _OF_LISTINGS = _Words(
     each="each host lists folders in its own order, as hosts with separate disks do",
     alike="the same order on all hosts",
     as_real="folders listed in another order on all hosts but the first",
-    order=(
+    order=told("order-by-listing")(
         "The order in which a folder is listed decides in which order a host takes its examples. Every example "
         "stays on its host, so none is lost or repeated."
     ),
-    unseen=(
+    unseen=told("file-order-open")(
         "data: with folders listed in another order on all hosts but the first, these hosts have other examples. "
         "gpudist could not see whether they only come in another order or have other contents. Run with --steps "
         "all to find out. Use sorted(...) on the list to be sure, or --allow file-order to accept it."

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulate.probe import CENTERED, SYNCHRONIZED
+from emulate.told import told
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import BY_SHARE, Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers, steps_in_words
@@ -145,6 +146,12 @@ def _is_padded_otherwise(case: Case, optimizer: str, step: int) -> bool:
     return any(shapes != lengths[0] for shapes in lengths)
 
 
+_WITHOUT_EXAMPLES = told("code-without-examples")(
+    "code that does not depend on the examples (a loss term without examples, a count): the sequential replay runs it "
+    "once for each replica, as the replicas do"
+)
+
+
 def _search_negatives(case: Case) -> Sign | None:
     first = case.base.first_step("gradient")
     if first is None or not _is_open(case, first):
@@ -154,10 +161,7 @@ def _search_negatives(case: Case) -> Sign | None:
     if agrees is None:
         return None
     m = before.measure
-    case.unreachable.append(
-        "code that does not depend on the examples (a loss term without examples, a count): the sequential replay runs it "
-        "once for each replica, as the replicas do"
-    )
+    case.unreachable.append(_WITHOUT_EXAMPLES)
     return Sign(
         "The loss of one example depends on the other examples of its batch. Each replica sees only its own "
         "examples, so the program trains a different model.",
@@ -198,7 +202,7 @@ def _search_batchnorm(case: Case) -> Sign | None:
         switch, again = normalized
         first, gone = case.base.exceeding[0], again.is_equivalent_but_for_kinks
         case.rebase(again, switch)
-        case.notes.append(f"gradients, weights and losses were compared {_ALIKE[switch]}")
+        case.notes.append(told("normalized-alike")(f"gradients, weights and losses were compared {_ALIKE[switch]}"))
         return _sign_of_statistics(statistics, _with_switch(first, again, _ALIKE[switch], gone)) if gone or statistics else None
     if not statistics:
         return None

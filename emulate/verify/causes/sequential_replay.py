@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+from emulate.told import told
 from emulate.verify.arithmetic import are_equal
 from emulate.verify.case import Case
 from emulate.verify.causes.updates import is_assigned
 from emulate.verify.compare import Comparison, explains_up_to
 
 REPLAY = "one device that processes the replicas one after the other (sequential replay)"
-NOTE = (
+NOTE = told("sequential-replay")(
     "gpudist compared with a sequential replay: one device that processes the replicas one after the other. If it could not "
     'compare something, that is listed under "not compared"'
 )
@@ -112,9 +113,9 @@ def _rebase(case: Case, step: int, way: _Replay) -> str:
     again = way.comparison
     if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
-        case.unreachable.append("losses and metrics: the sequential replay reports them in a different way")
+        case.unreachable.append(_OTHER_REPORTS)
     if way.first:
-        case.unreachable.append(f"everything except the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
+        case.unreachable.append(_REPEATED.format(_first_out(case, step), step))
     case.clips_the_sum = way.switch in _SUMS_AT_TAPES or _adds_up_itself(case, step)
     case.rebase(again)
     case.notes.append(NOTE)
@@ -128,7 +129,11 @@ def _adds_up_itself(case: Case, step: int) -> bool:
     return bool(views) and all(are_equal(view.locals) for view in views)
 
 
-_REPEATED = "a call of Strategy.run makes several updates, and a sequential replay can make only the first"
+_OTHER_REPORTS = told("replay-reports")("losses and metrics: the sequential replay reports them in a different way")
+_REPEATED = told("first-update-only")(
+    "everything except the gradients of {} up to step {}: a call of Strategy.run makes several updates, and a sequential "
+    "replay can make only the first"
+)
 
 
 def _of_first_alone(case: Case) -> tuple[bool, ...]:

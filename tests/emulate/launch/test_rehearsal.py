@@ -19,6 +19,7 @@ from emulate.cli.app import app
 from emulate.errors import Hung, ProgramFailed
 from emulate.launch import HostsBySsh, Job, Kubernetes, KubernetesCluster, Slurm, Target
 from emulate.launch.rehearsal import run_commands
+from emulate.told import told
 from emulate.topology import Topology
 from emulate.verify.verdict import Finding, Reference, Run, Verdict
 
@@ -133,8 +134,8 @@ def test_a_rehearsal_names_no_option_that_launch_lacks(
 ) -> None:
     fix = "Run with --steps all to find out, or --allow file-order to accept it."
     cause = Finding("batchnorm-local-statistics", "It differs.", "--precision float64 sees more", fix, by_design=True)
-    run = Run("2x1", "by-design", causes=(cause,), notes=("See what `gpudist verify --traces DIR` writes.",))
-    notes = ("Stopped after 5 steps (--steps). Later code was not checked.",)
+    run = Run("2x1", "by-design", causes=(cause,), notes=(told("any")("See what `gpudist verify --traces DIR` writes."),))
+    notes = (told("stopped-early")("Stopped after 5 steps (--steps). Later code was not checked."),)
     verdict = Verdict("train.py", 0, "cpu", {}, Reference("ok", 5), (run,), notes)
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()

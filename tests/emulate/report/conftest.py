@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from emulate.told import told
 from emulate.verify.verdict import Difference, Finding, Reference, Run, Samples, Verdict
 
 LOSS_SCALING = Finding(
@@ -25,6 +26,12 @@ FIRST = Difference(
 )
 
 
+def with_codes(changes):
+    return {
+        name: tuple(map(told("any"), value)) if name in ("notes", "not_compared") else value for name, value in changes.items()
+    }
+
+
 class Made:
     """Makes runs and verdicts."""
 
@@ -32,14 +39,14 @@ class Made:
 
     def equivalent(self, topology="1x4", **changes):
         run = Run(topology, "equivalent", replicas=4, steps=20, samples=Samples(960, 960), worst=WORST, seconds=8.1)
-        return replace(run, **changes)
+        return replace(run, **with_codes(changes))
 
     def divergent(self, topology="1x4", *, causes=(LOSS_SCALING,), first=FIRST, verdict="divergent", **changes):
         return self.equivalent(topology, verdict=verdict, causes=tuple(causes), first_divergence=first, **changes)
 
     def verdict(self, *runs, reference=Reference("ok", 20), **changes):  # noqa: B008
         versions = {"gpudist": "0.1.0", "tensorflow": "2.21.0", "keras": "3.15.1"}
-        return replace(Verdict("train.py", 0, "cpu", versions, reference, tuple(runs)), **changes)
+        return replace(Verdict("train.py", 0, "cpu", versions, reference, tuple(runs)), **with_codes(changes))
 
 
 @pytest.fixture

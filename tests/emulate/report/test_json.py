@@ -27,11 +27,12 @@ RUN = {
     "worst": {"tensor": "dense/kernel", "kind": "gradient", "step": 3, "error": 1.2e-07, "noise": 0.9e-07},
     "step_graph": {"text": "...", "same_on_replicas": True, "depends_on_number": False, "locations": [CAUSE["location"]]},
     "first_divergence": FIRST, "causes": [CAUSE], "not_compared": ["..."], "notes": ["..."], "seconds": 8.1,
+    "not_compared_codes": ["..."], "note_codes": ["..."],
 }  # fmt: skip
 CONTRACT = {
     "schema": "gpudist.verdict/1", "program": "...", "seed": 0, "device": "cpu",
     "versions": {"gpudist": "...", "tensorflow": "...", "keras": "..."}, "program_starts": 3,
-    "reference": {"status": "ok", "steps": 20, "repeatable": True}, "runs": [RUN],
+    "reference": {"status": "ok", "steps": 20, "repeatable": True}, "runs": [RUN], "notes": ["..."], "note_codes": ["..."],
 }  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def read(path):
 def test_every_key_of_the_contract_is_there(made, tmp_path):
     located = replace(made.loss_scaling, stage="loss", fixes=("",), locations=(Location("train.py", 63, "loss = 1"),))
     step = StepGraph("...", same_on_replicas=True, depends_on_number=False, locations=located.locations)
-    verdict = made.verdict(made.divergent(causes=[located], notes=("a",), not_compared=("b",), step_graph=step))
+    verdict = made.verdict(made.divergent(causes=[located], notes=("a",), not_compared=("b",), step_graph=step), notes=("c",))
     write_json(verdict, tmp_path / "v.json")
     assert has_shape_of(read(tmp_path / "v.json"), CONTRACT)
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.report import render, show
+from emulate.told import told
 from emulate.verify.verdict import Difference, Finding, Location, Reference, Run, Samples, StepGraph, StepsRun, Verdict
 
 
@@ -317,7 +318,7 @@ verdicts_of_runs = st.sampled_from(["equivalent", "by-design", "divergent", "fai
 runs = st.builds(
     Run, st.sampled_from(["1x4", "2x2"]), verdicts_of_runs, reason=st.none() | st.text(max_size=20),
     worst=st.none() | differences, first_divergence=st.none() | differences, causes=st.tuples() | st.tuples(findings),
-    notes=st.tuples() | st.tuples(st.text(max_size=99)), failure=st.none() | st.text(), seconds=st.floats(0, 1e6),
+    notes=st.tuples() | st.tuples(texts.map(told("any"))), failure=st.none() | st.text(), seconds=st.floats(0, 1e6),
 )  # fmt: skip
 
 
