@@ -42,7 +42,7 @@ check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, s
 	$(BIN)/lint-imports
 	$(BIN)/pydoclint --quiet emulate gpudist_core
 	$(BIN)/deptry .
-	$(BIN)/shellcheck .ci/run ci/gpu.sh ci/slurm.sbatch
+	$(BIN)/shellcheck .ci/run ci/gpu.sh ci/slurm.sbatch findings/*.sh
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
