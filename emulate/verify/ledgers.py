@@ -279,7 +279,7 @@ def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
     """
     of_losses = _nearest(reference, permuted, objective_off).values()
     last = {optimizer: len(complete(reference, optimizer)) - 1 for optimizer in reference.optimizers}
-    of_gradients = [_nearest(reference, permuted, _gradient_off, at).get((name, at), 0.0) for name, at in last.items()]
+    of_gradients = [_nearest(reference, permuted, gradient_off, at).get((name, at), 0.0) for name, at in last.items()]
     return any(off > _WIDE_OBJECTIVE for off in of_losses) or any(off > _WIDE for off in of_gradients)
 
 
@@ -294,8 +294,8 @@ def order_widens(reference: Trace, permuted: Sequence[Trace], in_order: Sequence
     Returns:
         True where in some step the gradients of all permuted runs are far off, and those of no run in order nearly so.
     """
-    off = _nearest(reference, permuted, _gradient_off)
-    rounded = [_off_in_steps(reference, trace, _gradient_off) for trace in in_order]
+    off = _nearest(reference, permuted, gradient_off)
+    rounded = [_off_in_steps(reference, trace, gradient_off) for trace in in_order]
     return bool(rounded) and any(
         off[place] > max(_WIDE, _TIMES * max(_by_rounding(of_run, *place) for of_run in rounded)) for place in off
     )
@@ -352,7 +352,7 @@ def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
     return float(np.sqrt(sum(norm(change - other) ** 2 for change, other in pairs) / size)) if size else 0.0
 
 
-def _gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
+def gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
     """Return the relative distance of the whole gradient."""
     pairs = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
     return _distance(pairs) / (_norm_of_all(reference for _, reference in pairs) or np.inf)

@@ -9,6 +9,7 @@ import pytest
 
 from emulate.probe import Trace
 from emulate.verify.case import Case
+from emulate.verify.causes import randomness as of_randomness
 from emulate.verify.judge import judge
 from emulate.verify.result import Met, Outcome
 from tests.emulate.verify.cases import Folder, codes, loop
@@ -129,3 +130,21 @@ def test_a_program_that_raises_over_a_file_that_others_write_is_told_so(folder: 
     found = judge(Case(nothing, nothing, outcome=Outcome(failure=failure, hosts={0: "raised"}), met=WRITTEN))
     assert found.verdict == "failed"
     assert codes(found) == (["shared-files"] if is_told else [])
+
+
+@pytest.mark.parametrize(("factor", "size", "what"), [(1, 3e-9, None), (2, 1e-9, "the gradients (first w in step 0)")])
+def test_without_noise_runs_gradients_that_cancel_do_not_tell_runs_apart(
+    folder: Folder, factor: int, size: float, what: str | None
+) -> None:
+    """Threads decide what is left of them; two equal runs of a bias before BatchNormalization differ there alone."""
+
+    def run(factor: int, size: float) -> Trace:
+        def step(made: Made, k: int) -> None:
+            gradients = {"w": factor * LOCALS[k].sum(axis=0), "b": np.full(4, size, "f4")}
+            weights = {"w": weights_after(k), "b": np.full(4, k * size, "f4")}
+            made.step(k, gradients, weights, rows=ROWS[8 * k : 8 * k + 8], objective=1.0)
+
+        return loop(folder.made(), step)
+
+    case = Case(run(1, 1e-9), loop(folder.made("1x4"), right_topology), repeat=lambda: run(factor, size))
+    assert of_randomness.drifted(case) == what
