@@ -58,7 +58,10 @@ def program(tmp_path: Path) -> Path:
         (["--on", "dgx-a100", "--timeout", "0"], "--timeout must be a positive number of seconds. Received: --timeout '0'."),
     ],
 )
-def test_wrong_use_ends_with_2_before_the_program_runs(program: Path, arguments: list[str], message: str) -> None:
+def test_wrong_use_ends_with_2_before_the_program_runs(
+    program: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(program.parent)
     result = CliRunner().invoke(app, ["plan", str(program), *arguments], prog_name="gpudist")
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
