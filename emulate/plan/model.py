@@ -212,7 +212,7 @@ STRAGGLING_MEDIAN, STRAGGLING_SPREAD = 0.02, 1.6
 BANDWIDTH_SPREAD = 0.5
 """Logarithmic spread of the real bandwidth around NCCL's model: half to twice of it in 84 of 100 cases."""
 RING_SPREAD = 0.6
-"""How much better or worse a ring gets with each doubling of its GPUs, as a logarithm: drivers place rings differently."""
+"""Logarithmic spread of the bandwidth of a ring, for each doubling of its GPUs: drivers place rings differently."""
 LATENCY_SPREAD = 0.5
 """Logarithmic spread of the latency of all collectives of a step: NCCL's own table was measured on other processors."""
 OVERLAP_MAX = 0.25

@@ -289,12 +289,11 @@ def of_own_statistics(runs: Runs) -> list[str]:
         return []
     fewest = min((len(runs.pairs(name)) for name in runs.optimizers), default=0)
     counts = Counter(report.name for report in runs.topology.reports if report.host == 0)
+    of_keras = ("evaluate/", "epoch/val_")
     of_training = ("batch/", "epoch/", SO_FAR)  # means over the steps' own numbers
-    return [
-        name
-        for name, count in counts.items()
-        if count < fewest - 1 and (not name.startswith(of_training) or name.startswith("epoch/val_"))
-    ]
+    # A loop of the program's own has no such names: what it reports less often than it steps is of no step.
+    seldom = [name for name, count in counts.items() if count < fewest - 1 and not name.startswith(of_training)]
+    return [name for name in counts if name.startswith(of_keras) or name in seldom]
 
 
 def of_other_steps(runs: Runs) -> list[str]:

@@ -15,7 +15,7 @@ from emulate.probe.functions.parts import Part, Parts, State, described, folder_
 Key = tuple[Any, ...]
 Values = dict[Key, Any]
 Records = list[Values]
-"""What a step gives: one dictionary for each of its records."""
+"""The results of a step: one dictionary for each of its records."""
 _Tensors = Sequence[Any]
 _Sum = Callable[[list[_Tensors]], _Tensors]
 """Returns what all shares have after a sum over the replicas, from what each of them has before it."""
