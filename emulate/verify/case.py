@@ -298,8 +298,8 @@ class Case:
     @cached_property
     def ledgers(self) -> dict[str, Ledger]:
         """Return the data ledger of each optimizer."""
-        # A program that stops early may do so elsewhere by its own draws: then these say nothing of its examples. The compared run
-        # says it where both end alike, too, but for layers in 32 bits, whose examples have other bits than the plain reference's.
+        # A program that stops early may stop elsewhere by its own draws: then these say nothing of its examples. Not always of
+        # the compared run: layers in 32 bits get examples with other bits than those of the plain reference.
         ends_alike = self.untouched.num_steps == self.topology.num_steps
         return ledgers(self.plain, self.untouched if ends_alike else self.topology)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from emulate.probe import Trace
 from emulate.verify.case import Case
 from emulate.verify.compare import compare
 from emulate.verify.judge import Judgement, judge
+from emulate.verify.repeats import with_runs_of_the_program
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.hand_made import right_reference, right_topology
 from tests.emulate.verify.made_traces import Made
@@ -119,3 +122,36 @@ def test_what_replicas_evaluate_with_moving_statistics_of_their_own_is_not_compa
     exceeding, not_compared = compared(True)
     assert exceeding == {"epoch/loss"}
     assert [text.partition(" ")[0] for text in not_compared] == ["evaluate/loss", "epoch/val_loss"]
+
+
+class _FirstFails(UserList[Trace]):
+    """The runs that ended well; of the first alone there is none."""
+
+    def __init__(self, asked: list[slice], runs: Sequence[Trace]) -> None:
+        super().__init__(runs)
+        self.asked = asked
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked.append(index)
+        return [] if index == slice(1) else self.data[index]
+
+
+def test_where_the_first_run_of_the_program_fails_the_others_measure_what_it_reports(folder: Folder) -> None:
+    def run(topology: str, loss: float) -> Trace:
+        def step(made: Made, k: int) -> None:
+            (right_reference if topology == "1x1" else right_topology)(made, k)
+            made.report("loss", "batch/loss", k, 1.0)
+            if k == 2:
+                made.report("loss", "evaluate/loss", 0, loss, made=3)
+
+        return loop(folder.made(topology), step)
+
+    found = compare(run("1x1", 0.5), run("1x4", 0.5001))
+    assert found.differs_in_late_reports
+    asked: list[slice] = []
+
+    def of_program() -> Sequence[Trace]:
+        return _FirstFails(asked, [run("1x1", 0.5002), run("1x1", 0.4999)])
+
+    assert with_runs_of_the_program(found, of_program).is_equivalent
+    assert asked == [slice(1), slice(None)]
