@@ -217,7 +217,7 @@ def _wrap_map(probe: Probe) -> None:
         remember_mapped(probe, dataset)
         stage = upstream.drawing_stage(dataset)
         if stage is not None:
-            probe.facts.note("drawing", stage)
+            probe.facts.add("drawing", stage)
         return dataset
 
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from emulate.imports import when_imported
 from emulate.probe import upstream
-from emulate.probe.point import around
+from emulate.probe.point import around, when_imported
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe

@@ -101,10 +101,10 @@ class Facts:
                 elif name == "constants":
                     known[:] = more or known
                 else:
-                    merged.note(name, *(more or ()))
+                    merged.add(name, *(more or ()))
         return merged
 
-    def note(self, name: str, *values: Any) -> None:
+    def add(self, name: str, *values: Any) -> None:
         """Add values that are not there yet to a fact that is a list."""
         known = getattr(self, name)
         for value in values:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from emulate.imports import when_imported
 from emulate.probe import random_ops, reports
-from emulate.probe.point import around
+from emulate.probe.point import around, when_imported
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe

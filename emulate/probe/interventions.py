@@ -148,7 +148,7 @@ def _refuse_workers_that_are_not_there() -> None:
     import tensorflow as tf
 
     cls: Any = tf.train.ClusterSpec
-    original = cls.__init__
+    original = cls.__init__  # not by `around`, which would keep the error from the program
 
     @functools.wraps(original)
     def init(self: Any, cluster: Any) -> None:
@@ -281,7 +281,7 @@ def _wrap_clip(probe: Probe, name: str) -> None:
         body = bodies.current()
         if body is None or _is_of_a_loss(body, value) or _is_keras_own(caller()):
             return original(*args, **kwargs)
-        probe.facts.note("clipped_by", name)
+        probe.facts.add("clipped_by", name)
         if "no-clipping" not in probe.plan.switches:
             return original(*args, **kwargs)
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
@@ -327,7 +327,7 @@ def _see_values(probe: Probe, body: Any, value: Any) -> None:
     added = {id(tensor) for tensor in tf.nest.flatten(value)}
     taken = [pair for gradients, variables in body.tape for pair in zip(gradients, variables, strict=True)]
     names = [probe.names.of(variable) for gradient, variable in taken if id(getattr(gradient, "values", None)) in added]
-    probe.facts.note("values_added", *names)
+    probe.facts.add("values_added", *names)
 
 
 def _see_reductions(probe: Probe) -> None:
@@ -365,7 +365,7 @@ def _see_casts(probe: Probe) -> None:
         if bodies.current() is not None and result.dtype in (tf.float16, tf.bfloat16):
             given, name = getattr(x, "dtype", None), result.dtype.name
             if getattr(given, "name", given) in ("float32", "float64"):
-                probe.facts.note("casts", name)
+                probe.facts.add("casts", name)
         return result
 
 

@@ -143,7 +143,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     if body is not None:
         body.updates[name] += 1
         if body.updates[name] == 2:
-            probe.facts.note("repeated", name)
+            probe.facts.add("repeated", name)
     if body is not None and body.share is not None and probe.plan.replay is not None:
         pairs = replay.applied(probe.plan.replay, body, name, pairs)
         if not pairs:

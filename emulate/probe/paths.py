@@ -16,9 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from emulate.imports import when_imported
 from emulate.probe import upstream
-from emulate.probe.point import around
+from emulate.probe.point import around, when_imported
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev/", "/proc/", "/sys/")

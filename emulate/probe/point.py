@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from emulate import imports
+
 Wrapper = Callable[..., Any]
 
 _listeners: list[Callable[[str, Exception], None]] = []
@@ -66,9 +68,9 @@ def around_function(original: Any, wrapper: Wrapper, point: str) -> Wrapper:
     return seen
 
 
-def guarded(action: Callable[[], None], point: str) -> Callable[[], None]:
-    """Return the action as one whose errors are told and kept from the program."""
-    return around_function(_do_nothing, lambda _: action(), point)
+def when_imported(name: str, action: Callable[[], None]) -> None:
+    """Call `action` once a module has been imported, now or later; its errors are told and kept from the program."""
+    imports.when_imported(name, around_function(_do_nothing, lambda _: action(), f"import {name}"))
 
 
 def _do_nothing() -> None:

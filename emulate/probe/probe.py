@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emulate import graph_functions
-from emulate.imports import when_imported
 from emulate.probe import (
     captured_constants,
     coordinated,
@@ -33,6 +32,7 @@ from emulate.probe.facts import Facts
 from emulate.probe.functions import Functions
 from emulate.probe.gradient_changes import Following, RoundedGradients
 from emulate.probe.plan import ProbePlan
+from emulate.probe.point import when_imported
 from emulate.probe.random_streams import Streams
 from emulate.probe.recorder import Record, Recorder
 from emulate.probe.recording import Recording
@@ -111,12 +111,12 @@ class Probe:
         """Put the probe's wrappers in place, now or as soon as TensorFlow and Keras are imported."""
         if self.plan.is_untouched:
             point.listen(self._broken)
-        when_imported("tensorflow", point.guarded(self._install_tensorflow, "import tensorflow"))
+        when_imported("tensorflow", self._install_tensorflow)
         gpudist_core_hooks.install(self)
         if self.streams is not None:
             self.streams.install()
         for name, package in (("keras", upstream.KERAS_3), ("tf_keras", upstream.LEGACY_KERAS)):
-            when_imported(name, point.guarded(functools.partial(self._install_keras, package), f"import {name}"))
+            when_imported(name, functools.partial(self._install_keras, package))
 
     def _broken(self, at: str, error: Exception) -> None:
         """Note an error of gpudist's own at a point: the program goes on, and nothing is concluded from what is missing."""
@@ -241,7 +241,7 @@ class Probe:
 
     def takes_gradients(self, label: str) -> None:
         """Note that one of the program's functions takes gradients."""
-        self.facts.note("taping", label)
+        self.facts.add("taping", label)
 
     @property
     def first_replica(self) -> int:
@@ -342,7 +342,7 @@ class Probe:
         is_training = self.facts.optimizers or self.facts.taping
         if by_program and is_training and self.plan.keeps_functions and self.functions.variable(variable) is None:
             name = self.names.of(variable)
-            self.facts.note("outside", name)
+            self.facts.add("outside", name)
             self.write_facts()
         if (
             tf.executing_eagerly()
@@ -356,7 +356,7 @@ class Probe:
         if self.recording.local_replicas == 1:
             return
         names = [self.names.of(variable) for variable in state if len(upstream.local_copies(variable)) == 1]
-        self.facts.note("shared", *names)
+        self.facts.add("shared", *names)
         self.write_facts()
 
     def _is_left_by(self, body: Body, variable: Any) -> bool:
@@ -428,7 +428,7 @@ class Probe:
             body.objective, body.tape, body.draws = [], [], []
         if fused and body is not None and not body.taped:
             about = about | {"apply_only": True}
-            self.facts.note("apply_only", body.label)
+            self.facts.add("apply_only", body.label)
         if (body is None and not about.get("reduced")) or (fused and body is not None and not body.inputs):
             about = about | {"rows": "none"}
         tensors += self._gradient_tensors(pairs)

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate import graph_functions
-from emulate.imports import when_imported
 from emulate.probe import point, upstream
-from emulate.probe.point import around
+from emulate.probe.point import around, when_imported
 from emulate.probe.replica_call import static_int
 
 POLL_SECONDS = 0.25

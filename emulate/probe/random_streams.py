@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from emulate.imports import when_imported
-from emulate.probe.point import around, caller
+from emulate.probe.point import around, caller, when_imported
 from emulate.probe.recording import Recording
 from emulate.probe.trace import digest
 

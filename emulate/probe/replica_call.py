@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from emulate import graph_functions
 from emulate.probe import upstream
-from emulate.probe.point import around, around_function
+from emulate.probe.point import around, around_function, when_imported
 from emulate.probe.random_streams import RowKeys
 
 if TYPE_CHECKING:
@@ -313,8 +313,6 @@ def _probed(probe: Probe, clones: Any, function: Any) -> Any:
 
 def _see_layers(probe: Probe) -> None:
     """Record the outermost layers called in a step, of each imported Keras."""
-    from emulate.imports import when_imported
-
     for package in ("keras", "tf_keras"):
         when_imported(package, functools.partial(_wrap_layers, probe))
 
@@ -349,15 +347,15 @@ def _facts_of(probe: Probe, model: Any) -> None:
     flatten = getattr(model, "_flatten_layers", None)
     probe.facts.compiled = probe.facts.compiled or upstream.has_compiled_loss(model)
     if hasattr(model, "_gpudist_draws"):
-        probe.facts.note("distributed", model.name)
+        probe.facts.add("distributed", model.name)
     for layer in list(flatten()) if flatten else [model]:
         kind = type(layer).__name__
         if "BatchNormalization" in kind and not getattr(layer, "synchronized", False):
-            probe.facts.note("batchnorm", *(probe.names.of(v) for v in layer.non_trainable_variables))
+            probe.facts.add("batchnorm", *(probe.names.of(v) for v in layer.non_trainable_variables))
         if "Dropout" in kind and getattr(layer, "rate", True):  # an attention layer has one of rate 0, which draws nothing
-            probe.facts.note("dropout", layer.name)
+            probe.facts.add("dropout", layer.name)
         if getattr(layer, "compute_dtype", None) in ("bfloat16", "float16"):
-            probe.facts.note(layer.compute_dtype, *(probe.names.of(v) for v in upstream.own_weights(layer)))
+            probe.facts.add(layer.compute_dtype, *(probe.names.of(v) for v in upstream.own_weights(layer)))
         for variable in getattr(layer, "trainable_variables", []):
             if getattr(variable, "regularizer", None) is not None:
-                probe.facts.note("regularized", probe.names.of(variable))
+                probe.facts.add("regularized", probe.names.of(variable))

@@ -70,7 +70,7 @@ def _wrap_assign(probe: Probe, cls: Any, name: str) -> None:
                 body.by_hand.add(id(self))
             name = probe.names.of(self)
             if _is_number_of_first(self):
-                probe.facts.note("of_first", name)
+                probe.facts.add("of_first", name)
             else:
                 probe.initial.before_first(f"state of {body.label}: {name}", body.replica, [self])
         with unseen():  # one of several copies is assigned within

@@ -8,11 +8,10 @@ import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from emulate.imports import when_imported
 from emulate.probe import interventions, upstream
 from emulate.probe import replica_call as bodies
 from emulate.probe.lines import stack_lines, step
-from emulate.probe.point import around, around_function, caller
+from emulate.probe.point import around, around_function, caller, when_imported
 from emulate.probe.reports import averages, program_caller
 from emulate.program import described, innermost
 
