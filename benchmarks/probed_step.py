@@ -17,16 +17,17 @@ WARM_UP = 30
 
 def compare() -> tuple[float, float]:
     """Median seconds of a probed and of a plain step."""
-    from emulate.probe import Probe, ProbePlan
+    from emulate import probe
+    from emulate.recorder import ProbePlan, Recorder
 
     plain = _make_step()
     plain()  # traced before the probe is there
     with tempfile.TemporaryDirectory(prefix="gpudist-bench-") as folder:
-        probe = Probe(ProbePlan(trace=Path(folder), steps=None), host=0, send=lambda event: None)
-        probe.install()
+        recorder = Recorder(ProbePlan(trace=Path(folder), steps=None), host=0, send=lambda event: None)
+        probe.install(recorder)
         probed = _make_step()
         times = [(_seconds(probed), _seconds(plain)) for _ in range(WARM_UP + STEPS)][WARM_UP:]
-        probe.finish("returned")
+        recorder.finish("returned")
     return statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
 
 

@@ -25,8 +25,9 @@ extensions = [
     "sphinx_design",
     "causes",
     "command_line",
+    "layers",
 ]
-exclude_patterns = ["_build", "compat_table.md", "plan_accuracy.md", "outputs"]
+exclude_patterns = ["_build", "explanation/layers.md", "compat_table.md", "plan_accuracy.md", "outputs"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 smartquotes = False  # "--steps" keeps its hyphens

@@ -247,7 +247,7 @@ class _Call:
     pickled: bytes
 
     def __call__(self, context: HostContext) -> Any:
-        from emulate.probe import Pulse  # it imports NumPy, which the caller need not
+        from emulate.instrument import Pulse  # it imports NumPy, which the caller need not
 
         if not context.topology.num_ps:
             Pulse(context.send, several_hosts=context.topology.has_several_hosts).install()

@@ -102,8 +102,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _record(given: argparse.Namespace, own: list[str]) -> int:
     from emulate.devices import DevicePlan, install
-    from emulate.probe import ProbePlan, Trace
     from emulate.program import Program, own_traceback, shorten_traceback
+    from emulate.recorder import ProbePlan
+    from emulate.trace import Trace
     from emulate.verify.api import versions
     from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
     from gpudist_core.environments import find_tasks

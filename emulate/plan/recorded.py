@@ -16,7 +16,7 @@ from emulate.errors import UsageError
 from emulate.plan.memory import StepMemory
 
 if TYPE_CHECKING:
-    from emulate.probe import Step, StoredArray, Trace
+    from emulate.trace import Step, StoredArray, Trace
 
 _ROW_NUMBER_BYTES = 8  # int64, as in tf.IndexedSlices
 _BYTES = {"bfloat16": 2}  # NumPy has no such type

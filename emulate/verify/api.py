@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from emulate.devices import choose_device
 from emulate.errors import UsageError
+from emulate.evaluate import fixed_batches, refusal
 from emulate.faults import Fault, check_for, parse_all
-from emulate.probe import ProbePlan, Trace, check_intact, fixed_batches, refusal
 from emulate.program import Program
+from emulate.recorder import ProbePlan
 from emulate.told import Told, told
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
+from emulate.trace import Trace, check_intact
 from emulate.verify.case import Case
 from emulate.verify.certify import certify
 from emulate.verify.checks import NOT_SEEN, check_virtual, lack_of_memory, trace_budget

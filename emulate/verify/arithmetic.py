@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from emulate.probe.trace import StoredArray
+from emulate.trace import StoredArray
 from emulate.verify.compare import Comparison
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import Floats, GradientView, StepOfAll, aligned, largest, norm, total

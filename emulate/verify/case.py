@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from emulate.probe import SYNCHRONIZED
-from emulate.probe.facts import Facts
-from emulate.probe.trace import Trace, Variable
+from emulate.recorder import SYNCHRONIZED
 from emulate.told import Told, told
+from emulate.trace import Facts, Trace, Variable
 from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
 from emulate.verify.compared_runs import complete

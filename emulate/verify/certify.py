@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from emulate.probe import Step, StoredArray, Trace
 from emulate.told import Told, told
+from emulate.trace import Step, StoredArray, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.local_batches import BATCHNORM
 from emulate.verify.compared_runs import complete

@@ -11,7 +11,7 @@ import psutil
 
 from emulate.errors import Unavailable, UsageError
 from emulate.faults import Fault
-from emulate.probe import ProbePlan
+from emulate.recorder import ProbePlan
 from emulate.told import Told, told
 from emulate.topology import Topology
 from emulate.verify.repeats import differing

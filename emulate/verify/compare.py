@@ -19,8 +19,8 @@ from functools import cached_property
 
 import numpy as np
 
-from emulate.probe.trace import Trace
 from emulate.told import Told, told
+from emulate.trace import Trace
 from emulate.verify.compared_runs import Runs, complete
 from emulate.verify.gradients import GradientView, names_of, taped_views, views
 from emulate.verify.measure import Measure, of_other_batches, of_other_steps, of_own_statistics

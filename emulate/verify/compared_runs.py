@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emulate.probe.facts import Facts
-from emulate.probe.trace import Array, StoredArray, Trace
+from emulate.trace import Array, Facts, StoredArray, Trace
 from emulate.verify.gradients import Floats, StepOfAll, aligned, eps_of, gradients_of, names_of, weight_of, weights_before
 
 _ENOUGH = 8

@@ -18,9 +18,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 
-from emulate.probe import Follow, Replay, Trace, counts_the_batch, refusal
-from emulate.probe.facts import Facts
+from emulate.evaluate import counts_the_batch, refusal
+from emulate.recorder import Follow, Replay
 from emulate.told import Told, told
+from emulate.trace import Facts, Trace
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import error_line

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.probe.trace import Step, StoredArray, Trace, Variable
+from emulate.trace import Step, StoredArray, Trace, Variable
 
 Floats = NDArray[np.float64]
 

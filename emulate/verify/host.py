@@ -18,10 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, final
 
-from emulate import devices
+from emulate import devices, probe, upstream
+from emulate.evaluate import count_operations, evaluate
 from emulate.imports import when_imported
-from emulate.probe import Paths, Probe, ProbePlan, count_operations, evaluate, upstream
+from emulate.instrument import Paths
 from emulate.program import Program
+from emulate.recorder import ProbePlan, Recorder
 
 GENERATORS = ("python", "numpy", "tensorflow")
 """Global generators. A program that seeds all of them does not depend on gpudist's seed."""
@@ -301,7 +303,7 @@ class RecordedProgram:
                 Seeding(self.seed, self.precision).install()
             self.program.start(context.path)
             return
-        probe = Probe(
+        recorder = Recorder(
             self.plan,
             host=context.host,
             send=context.send,
@@ -312,19 +314,19 @@ class RecordedProgram:
         )
         if self.seed is not None:
             host = context.host if self.plan.own_seeds else None
-            Seeding(self.seed, self.precision, host=host, told=probe.seeded).install()
+            Seeding(self.seed, self.precision, host=host, told=recorder.seeded).install()
         if self.plan.own_listing and context.host:
             list_in_another_order()
-        probe.install()
-        _finish_at_exit(probe)
+        probe.install(recorder)
+        _finish_at_exit(recorder)
         try:
             self.program.start(context.path)
         except BaseException as error:
             if isinstance(error, SystemExit):
-                probe.exits([(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)])
-            probe.finish("returned" if isinstance(error, SystemExit) and not error.code else "raised")
+                recorder.exits([(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)])
+            recorder.finish("returned" if isinstance(error, SystemExit) and not error.code else "raised")
             raise
-        probe.finish("returned")
+        recorder.finish("returned")
 
 
 @dataclass(frozen=True)
@@ -368,15 +370,15 @@ class Counting:
         self.target.write_text(json.dumps(count_operations(self.source, self.half)), encoding="utf-8")
 
 
-def _finish_at_exit(probe: Probe) -> None:
+def _finish_at_exit(recorder: Recorder) -> None:
     """Write the pending records before `os._exit` ends the process."""
     leave, pid = os._exit, os.getpid()
 
     def exit_at_once(status: int) -> NoReturn:
         try:
             if os.getpid() == pid:  # and no child of it
-                probe.exits()
-                probe.finish("raised" if status else "returned")
+                recorder.exits()
+                recorder.finish("raised" if status else "returned")
         finally:
             leave(status)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from emulate.probe import Trace
 from emulate.told import Told, told
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers

@@ -14,8 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from emulate.probe.recorder import joined, row_names
-from emulate.probe.trace import Step, StoredArray, Trace
+from emulate.trace import Step, StoredArray, Trace, joined, row_names
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import (
     Floats,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from emulate.probe import Trace
 from emulate.program import lines_of_traceback, lines_that_change_state
+from emulate.trace import Trace
 from emulate.verify.verdict import Location, StepGraph
 
 if TYPE_CHECKING:

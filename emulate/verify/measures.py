@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emulate.probe.trace import StoredArray, Trace
+from emulate.trace import StoredArray, Trace
 from emulate.verify.compared_runs import Runs, complete, unit_of_all
 from emulate.verify.gradients import (
     Floats,

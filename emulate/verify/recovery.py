@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from emulate.faults import Fault, Fired, never_fired
-from emulate.probe import ProbePlan, Report, Step, Trace, Variable
+from emulate.recorder import ProbePlan
 from emulate.told import Told, told
+from emulate.trace import Report, Step, Trace, Variable
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import FaultReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.arithmetic import explain
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.compared_runs import complete

@@ -11,10 +11,11 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share, rows_of_shares
-from emulate.probe.facts import Facts
+from emulate.interventions import by_share, rows_of_shares
 from emulate.program import Program, is_ours
+from emulate.recorder import SAME_ON_ONE_DEVICE, Replay
 from emulate.topology import Topology
+from emulate.trace import Facts, Trace
 from emulate.verify.case import BY_LOSS, BY_SHARE, RATE
 from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare_enough

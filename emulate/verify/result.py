@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulate.probe import Trace
 from emulate.told import Told
 from emulate.topology import Topology
+from emulate.trace import Trace
 
 
 @dataclass(frozen=True)

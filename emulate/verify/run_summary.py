@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from emulate.probe import Trace
 from emulate.told import Told, told
+from emulate.trace import Trace
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import Outcome, RunResult

@@ -14,11 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, final
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, remove_tree
+from emulate.evaluate import refusal
 from emulate.faults import Fault
-from emulate.probe import ProbePlan, Trace, refusal
 from emulate.program import Program
+from emulate.recorder import ProbePlan
 from emulate.told import Told, told
 from emulate.topology import REFERENCE, Topology
+from emulate.trace import Trace
 from emulate.verify.checks import check_same_hosts
 from emulate.verify.host import COMPARABLE_ON_GPUS, Counting, Evaluation, RecordedProgram
 from emulate.verify.processes import Parents, RunWatch

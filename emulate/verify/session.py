@@ -7,10 +7,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from emulate.errors import UsageError
-from emulate.probe import IN_32_BITS, Trace, is_eager, refusal
-from emulate.probe.facts import Facts
+from emulate.evaluate import is_eager, refusal
+from emulate.recorder import IN_32_BITS
 from emulate.told import Told, told
 from emulate.topology import REFERENCE, Topology
+from emulate.trace import Facts, Trace
 from emulate.verify import fallbacks
 from emulate.verify.case import Case
 from emulate.verify.causes.replicas import REPLICAS_MISSING

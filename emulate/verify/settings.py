@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from emulate.faults import Fault
-from emulate.probe import ProbePlan
 from emulate.program import Program
+from emulate.recorder import ProbePlan
 
 DEFAULT_STEPS = 20
 LONGEST_EPOCH = 50

@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final, overload
 
-from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, fixed_batches, refusal, splits_of
+from emulate.evaluate import fixed_batches, refusal
+from emulate.interventions import splits_of
+from emulate.recorder import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay
 from emulate.topology import REFERENCE, Topology
+from emulate.trace import Trace
 from emulate.verify.compared_runs import Rounding
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner

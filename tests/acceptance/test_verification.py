@@ -13,9 +13,9 @@ import pytest
 import emulate
 from emulate.cluster import Preload
 from emulate.errors import UsageError
-from emulate.probe import Trace
 from emulate.progress import Silent
 from emulate.report import render
+from emulate.trace import Trace
 from fixtures.manifest import BUGS, PROGRAMS
 
 Write = Callable[[str], Path]

@@ -15,8 +15,8 @@ import pytest
 import emulate
 from emulate.cluster import Preload
 from emulate.errors import UsageError
-from emulate.probe import Trace
 from emulate.report import render
+from emulate.trace import Trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 LOOP, FIT = FIXTURES / "programs" / "custom_loop_cnn.py", FIXTURES / "programs" / "keras_fit_mlp.py"

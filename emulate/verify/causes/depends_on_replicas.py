@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.probe import common_input
-from emulate.probe.recorder import row_names
-from emulate.probe.trace import Array, Step
+from emulate.interventions import common_input
+from emulate.trace import Array, Step, row_names
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulate.probe.captured_constants import TABLE
-from emulate.probe.trace import Step, Trace
 from emulate.told import Told, told
+from emulate.trace import TABLE, Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line
 from emulate.verify.compare import compare_enough

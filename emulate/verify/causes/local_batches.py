@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulate.probe import CENTERED, SYNCHRONIZED
+from emulate.recorder import CENTERED, SYNCHRONIZED
 from emulate.told import told
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import BY_SHARE, Case

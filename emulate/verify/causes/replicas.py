@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from emulate.probe import TAPES_JOINED
-from emulate.probe.trace import Trace
+from emulate.recorder import TAPES_JOINED
 from emulate.topology import Topology
+from emulate.trace import Trace
 from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.case import Case, Disagreement
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers

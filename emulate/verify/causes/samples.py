@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emulate.probe.trace import Array
+from emulate.trace import Array
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.hosts import tables_apart

@@ -26,8 +26,8 @@ from emulate.plan import (
     read_recorded,
 )
 from emulate.plan.forecast import USUAL_UTILISATION
-from emulate.probe import Trace, TraceWriter
 from emulate.report import show_plan
+from emulate.trace import Trace, TraceWriter
 
 RESNET = Recorded("train.py", 25_600_000, 64, tuple(Gradient(f"g{i}", 160_000, 640_000) for i in range(160)), flops=64 * 24.6e9)
 ONE = "1: 300 examples/s at batch 64"

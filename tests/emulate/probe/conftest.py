@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from emulate.cluster import Preload
-from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.progress import Silent
+from emulate.recorder import ProbePlan
 from emulate.topology import Topology
+from emulate.trace import Trace
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 from emulate.verify.settings import Settings

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe import SYNCHRONIZED, Trace, by_share
-from emulate.probe.batch_norm import permutation, splits_of
+from emulate.interventions import by_share, permutation, splits_of
+from emulate.recorder import SYNCHRONIZED
+from emulate.trace import Trace
 from tests.emulate.probe.loops import BATCH, arrays
 
 UNEVEN = 4 * BATCH - 7

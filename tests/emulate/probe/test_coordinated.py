@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from emulate.probe.coordinated import Coordinated, WorkerTurns
+from emulate.instrument.coordinator import WorkerTurns
+from emulate.recorder.coordinated import Coordinated
 
 
 def test_workers_have_their_turns_in_order() -> None:

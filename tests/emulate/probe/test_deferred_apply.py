@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe.facts import Facts
+from emulate.trace import Facts
 from tests.emulate.probe.loops import BATCH, arrays
 
 

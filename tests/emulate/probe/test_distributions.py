@@ -32,13 +32,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], float, float]] = {
 def drawn() -> dict[str, Any]:
     import tensorflow as tf
 
-    from emulate.probe import random_streams
+    from emulate.interventions import distributions
 
     made = {}
     for name, (kind, given, _, _) in KINDS.items():
-        columns = random_streams.COLUMNS.get(kind)
+        columns = distributions.COLUMNS.get(kind)
         bits = np.random.default_rng(1).integers(0, 1 << 32, [NUMBER, *([columns] if columns else [])]).astype("uint32")
-        made[name] = random_streams.draws_made_of(
+        made[name] = distributions.draws_made_of(
             tf.constant(bits), kind, given, tf.int64 if kind == "integer" else tf.float32
         ).numpy()
     return made
@@ -48,13 +48,13 @@ def slope() -> tuple[float, float]:
     """The mean of the derivatives of gamma's draws by alpha, of which the mean draw is 1, and of those below 1."""
     import tensorflow as tf
 
-    from emulate.probe import random_streams
+    from emulate.interventions import distributions
 
     alpha = tf.constant([0.4, 3.0])
-    bits = np.random.default_rng(2).integers(0, 1 << 32, [NUMBER, 2, random_streams.COLUMNS["gamma"]]).astype("uint32")
+    bits = np.random.default_rng(2).integers(0, 1 << 32, [NUMBER, 2, distributions.COLUMNS["gamma"]]).astype("uint32")
     with tf.GradientTape() as tape:
         tape.watch(alpha)
-        mean = tf.reduce_mean(random_streams.draws_made_of(tf.constant(bits), "gamma", {"alpha": alpha}, tf.float32), 0)
+        mean = tf.reduce_mean(distributions.draws_made_of(tf.constant(bits), "gamma", {"alpha": alpha}, tf.float32), 0)
     small, large = tape.gradient(mean, alpha).numpy()
     return float(small), float(large)
 
@@ -98,16 +98,16 @@ def of_parts() -> dict[str, float]:
     """By distribution how far the draws of a few rows in double precision are from the same rows' among all."""
     import tensorflow as tf
 
-    from emulate.probe import random_streams
+    from emulate.interventions import distributions
 
     apart = {}
     for name, (kind, given, _, _) in KINDS.items():
-        columns = random_streams.COLUMNS.get(kind)
+        columns = distributions.COLUMNS.get(kind)
         bits = np.random.default_rng(1).integers(0, 1 << 32, [800, *([columns] if columns else [])]).astype("uint32")
         dtype = tf.int64 if kind == "integer" else tf.float64
-        whole = random_streams.draws_made_of(tf.constant(bits), kind, given, dtype).numpy()
+        whole = distributions.draws_made_of(tf.constant(bits), kind, given, dtype).numpy()
         parts = [
-            random_streams.draws_made_of(tf.constant(bits[k : k + 7]), kind, given, dtype).numpy() for k in range(0, 793, 7)
+            distributions.draws_made_of(tf.constant(bits[k : k + 7]), kind, given, dtype).numpy() for k in range(0, 793, 7)
         ]
         apart[name] = float(np.abs(np.concatenate(parts) - whole[: 7 * len(parts)]).max())
     return apart

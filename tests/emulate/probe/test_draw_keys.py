@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from emulate.probe.random_streams import RowKeys
+from emulate.recorder.row_keys import RowKeys
 
 BATCHES = arrays(np.int32, st.tuples(st.integers(2, 12), st.just(2)), elements=st.integers(0, 2))
 

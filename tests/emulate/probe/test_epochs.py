@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from emulate.probe import upstream
-from emulate.probe.datasets import EpochsOfData, FirstEpoch
+from emulate import upstream
+from emulate.recorder.epochs import EpochsOfData, FirstEpoch
 from tests.emulate.probe.conftest import Recorded
 from tests.emulate.probe.loops import arrays
 

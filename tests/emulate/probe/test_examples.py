@@ -10,8 +10,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe.recorder import joined, row_names
-from emulate.probe.upstream import is_floating
+from emulate.trace import joined, row_names
+from emulate.upstream import is_floating
 
 
 def test_rows_of_one_string_each_are_told_apart() -> None:

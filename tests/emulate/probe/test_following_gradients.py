@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe import gradient_changes
-from emulate.probe.plan import Follow, ProbePlan
-from emulate.probe.upstream import Names
+from emulate.interventions import gradients as gradient_changes
+from emulate.recorder import Follow, ProbePlan
+from emulate.upstream import Names
 from tests.emulate.probe.loops import custom_loop
 from tests.emulate.verify.made_traces import Made
 

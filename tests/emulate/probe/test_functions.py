@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from emulate.cluster import Preload
-from emulate.probe import Follow, ProbePlan, Replay, Trace, counts_the_batch, fixed_batches, refusal
+from emulate.evaluate import counts_the_batch, fixed_batches, refusal
 from emulate.program import Program
 from emulate.progress import Silent
+from emulate.recorder import Follow, ProbePlan, Replay
 from emulate.topology import REFERENCE, Topology
+from emulate.trace import Trace
 from emulate.verify.runner import Runner
 from emulate.verify.settings import Settings
 from tests.emulate.probe.loops import assigning_loop, custom_loop

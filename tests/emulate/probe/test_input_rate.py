@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from emulate.probe import datasets
+from emulate.recorder import epochs
 
 
 def measured(dataset: Any) -> dict[str, Any]:
     written: list[Any] = []
-    datasets.measure_input_rate(dataset, written.append)
+    epochs.measure_input_rate(dataset, written.append)
     (event,) = written
     return dict(event)
 
@@ -25,7 +25,7 @@ def test_all_examples_after_the_first_batch_are_counted() -> None:
 
 
 def test_an_endless_dataset_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "_SECONDS", 0.01)
+    monkeypatch.setattr(epochs, "_SECONDS", 0.01)
     assert measured(tf.data.Dataset.range(8).repeat().batch(4))["elements"] >= 1
 
 
@@ -45,7 +45,7 @@ def test_what_cannot_be_measured_says_why() -> None:
 
 
 def test_data_that_do_not_come_a_second_time_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "_LONGEST", 0.1)
+    monkeypatch.setattr(epochs, "_LONGEST", 0.1)
     is_over = threading.Event()
 
     def waits() -> Iterator[int]:

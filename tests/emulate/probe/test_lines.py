@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from emulate.probe import Trace
-from emulate.probe.lines import stack_lines, walks
-from emulate.probe.lines.walks import ReplicaGraph, describe
+from emulate.recorder.lines import stack_lines, walks
+from emulate.recorder.lines.walks import ReplicaGraph, describe
+from emulate.trace import Trace
 
 
 def clips(*, compiled: bool) -> Callable[[], None]:

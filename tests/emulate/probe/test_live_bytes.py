@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe.functions.costs import LiveBytes, highest
+from emulate.evaluate.costs import LiveBytes, highest
 
 KIB = 256  # float32 numbers
 

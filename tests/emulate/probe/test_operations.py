@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from emulate.probe.functions.costs import _PRODUCTS, _of_graph
+from emulate.evaluate.costs import _PRODUCTS, _of_graph
 
 
 class Shape(list[Any]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emulate.probe import point
+from emulate import point
 
 Told = list[tuple[str, str]]
 

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from emulate.errors import GpudistError
-from emulate.probe import Trace
-from emulate.probe.facts import Facts
+from emulate.trace import Facts, Trace
 from tests.emulate.probe.loops import BATCH, arrays, assigning_loop, custom_loop
 
 
@@ -203,9 +202,10 @@ def test_sparse_gradients_keep_their_rows_once_each(recorded: Any) -> None:
 
 def test_a_fault_of_the_probe_is_said_instead_of_waited_for(run: Any) -> None:
     def with_a_broken_probe() -> None:
-        from emulate.probe.recording import Recording
 
-        Recording._step = None
+        from emulate.recorder import HostTrace
+
+        HostTrace._step = None
         custom_loop()
 
     with pytest.raises(GpudistError, match=r"The probe failed on host 0 of run 0\.\nTraceback"):
@@ -243,7 +243,7 @@ def test_a_float64_loss_of_keras_on_three_replicas_has_the_exact_factor(run: Any
         import keras
         import tensorflow as tf
 
-        from emulate.probe import upstream
+        from emulate import upstream
 
         third = tf.constant(1.0, tf.float64) * keras.ops.cast(1.0 / 3, "float64")
         assert abs(float(third) - 1 / 3) > 1e-9, "Keras casts exactly now: the probe need not"

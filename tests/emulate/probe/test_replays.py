@@ -10,8 +10,8 @@ import pytest
 
 from emulate import Cluster
 from emulate.cluster import Preload
-from emulate.probe import Replay, Trace
-from emulate.probe.facts import Facts
+from emulate.recorder import Replay
+from emulate.trace import Facts, Trace
 from tests.emulate.probe.loops import BATCH, arrays, corrupting_loop, custom_loop, nested_loop
 
 
@@ -497,8 +497,8 @@ def test_what_has_no_kernel_on_gpus_is_made_on_the_cpu_whatever_device_a_replica
         import tensorflow as tf
 
         from emulate import graph_functions
-        from emulate.probe.gradient_changes import LocalGradients
-        from emulate.probe.replay import Rows, permuted
+        from emulate.interventions.gradients import LocalGradients
+        from emulate.interventions.rows import Rows, permuted
 
         def made(build: Any) -> list[str]:
             with tf.Graph().as_default() as graph, graph_functions.device("GPU:1"):

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.cluster import Cluster, Preload
-from emulate.probe import Replay, interventions
-from emulate.probe.interventions import ReplicaCount
+from emulate.interventions import tell_numbers
+from emulate.interventions.numbers import ReplicaCount
+from emulate.recorder import Replay
 
 numbers = st.integers(-50, 50) | st.floats(-50, 50, allow_nan=False)
 MULTIPLY: tuple[Callable[[Any, Any], Any], ...] = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)
@@ -57,7 +58,7 @@ def test_a_program_that_is_told_so_has_the_batch_of_all_and_the_loss_of_one_devi
         import keras
         import tensorflow as tf
 
-        interventions.install_numbers(Replay(Path(), batch_of=4))
+        tell_numbers(Replay(Path(), batch_of=4))
         number = tf.distribute.get_strategy().num_replicas_in_sync
         x = tf.constant([8.0])
         rows = tf.constant([[1.0], [1.0]]), tf.constant([[3.0], [3.0]])
@@ -85,7 +86,7 @@ def test_a_program_that_is_told_of_workers_finds_them_in_its_environment_and_ten
         import tensorflow as tf
 
         os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["here:1"]}, "task": {"type": "worker", "index": 0}}'
-        interventions.install_numbers(Replay(Path(), workers=3))
+        tell_numbers(Replay(Path(), workers=3))
         asked = [os.environ["TF_CONFIG"], os.environ.get("TF_CONFIG"), os.getenv("TF_CONFIG"), os.environ.copy()["TF_CONFIG"]]
         workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
         known = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
@@ -106,7 +107,7 @@ def test_without_tf_config_there_is_nothing_to_tell_of_workers(host: Any) -> Non
         import os
 
         os.environ.pop("TF_CONFIG", None)
-        interventions.install_numbers(Replay(Path(), workers=3))
+        tell_numbers(Replay(Path(), workers=3))
         return os.environ.get("TF_CONFIG")
 
     assert host(look) is None

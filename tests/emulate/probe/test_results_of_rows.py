@@ -67,7 +67,7 @@ def test_rows_of_any_kind_come_back_and_weights_numbers_and_others_stay(preload:
     def returned() -> list[bool]:
         import tensorflow as tf
 
-        from emulate.probe import replay
+        from emulate.interventions.rows import in_another_order, put_back
 
         def step(x: Any, words: Any, parts: Any) -> Any:
             few = tf.reduce_sum(x, 0)[:5]
@@ -80,9 +80,9 @@ def test_rows_of_any_kind_come_back_and_weights_numbers_and_others_stay(preload:
         body: Any = SimpleNamespace(tape=[([None], [weight])], models={})
 
         def made(x: Any, words: Any, parts: Any) -> Any:
-            args, _, order = replay.in_another_order(3, (x, words, parts), {})
+            args, _, order = in_another_order(3, (x, words, parts), {})
             of_weight = tf.ensure_shape(tf.gather(tf.reshape(tf.range(18.0), [6, 3]), order), [6, 3])
-            return replay.put_back(body, order, (step(*args), of_weight)), of_weight, args[0]
+            return put_back(body, order, (step(*args), of_weight)), of_weight, args[0]
 
         found = []
         unknown = (tf.TensorSpec([None, 7]), tf.RaggedTensorSpec([None, None], tf.string), tf.SparseTensorSpec([None, 6]))
@@ -106,10 +106,10 @@ def test_a_step_gets_the_rows_of_each_share_in_another_order(preload: Preload) -
     def ordered() -> list[list[int]]:
         import tensorflow as tf
 
-        from emulate.probe import replay
+        from emulate.interventions.rows import in_another_order
 
         def rows(number: int) -> list[int]:
-            (args, _, order) = replay.in_another_order(3, (tf.range(number)[:, None],), {}, [[8, 8, 4], [5, 5, 3]])
+            (args, _, order) = in_another_order(3, (tf.range(number)[:, None],), {}, [[8, 8, 4], [5, 5, 3]])
             assert bool(tf.reduce_all(args[0][:, 0] == order))
             return [int(row) for row in order]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe.gradient_changes import RoundedGradients
-from emulate.probe.plan import ProbePlan
-from emulate.probe.upstream import Names
+from emulate.interventions.gradients import RoundedGradients
+from emulate.recorder import ProbePlan
+from emulate.upstream import Names
 from tests.emulate.probe.loops import custom_loop
 from tests.emulate.verify.made_traces import Made
 

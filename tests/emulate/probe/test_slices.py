@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe import Trace, TraceWriter, digest
-from emulate.probe.recorder import Record
-from emulate.probe.recording import Recording
-from emulate.probe.trace import Shard, local_slice
+from emulate.recorder import HostTrace, Record
+from emulate.trace import Shard, Trace, TraceWriter, digest, local_slice
 from emulate.verify.case import agreement
 from emulate.verify.compare import compare
 
@@ -27,7 +25,7 @@ def record(folder: Path, table: Any, axis: int, total: int, *, sparse: bool = Fa
     hosts = 2 if total == 4 else 1
     for host in range(hosts):
         writer = TraceWriter(folder / f"host-{host}", budget=1 << 20)
-        recording = Recording(writer, steps=None, send=lambda event: None)
+        recording = HostTrace(writer, steps=None, send=lambda event: None)
         for replica in range(host * total // hosts, (host + 1) * total // hosts):
             part = local_slice(np.moveaxis(table, axis, 0), shard, replica)
             about = {"optimizer": "o", "replica": replica, "shards": {"w": tuple(shard)}, "rows": "none"}

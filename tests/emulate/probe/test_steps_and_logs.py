@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe import Trace
-from emulate.probe.facts import Facts
+from emulate.trace import Facts, Trace
 from tests.emulate.probe.loops import BATCH, arrays
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from emulate.probe import Trace, TraceWriter, digest
-from emulate.probe.recorder import row_positions
+from emulate.trace import Trace, TraceWriter, digest, row_positions
 
 FLOATS = arrays.arrays(np.float32, arrays.array_shapes(max_dims=3, max_side=5), elements=st.floats(-1e6, 1e6, width=32))
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from emulate import graph_functions
+from emulate import graph_functions, upstream
 from emulate.cluster import Cluster, Preload
-from emulate.probe import Replay, captured_constants, interventions, optimizers, upstream
+from emulate.instrument import constants, optimizers
+from emulate.interventions import numbers
+from emulate.recorder import Replay
 from tests.versions import since
 
 
@@ -275,7 +277,7 @@ def test_stages_that_draw_by_a_number_are_told_apart_by_function_and_first_numbe
     def look() -> Any:
         import tensorflow as tf
 
-        captured_constants.remember_first_numbers()
+        constants.remember_first_numbers()
 
         def stage(start: int, scale: float = 1.0) -> Any:
             numbered = tf.data.Dataset.range(8).map(lambda x: x + 1).enumerate(start)
@@ -297,7 +299,7 @@ def test_the_number_of_replicas_is_told_in_these_places_and_asked_for_by_these_s
         import tensorflow as tf
         import tf_keras
 
-        interventions.install_numbers(Replay(Path(), told=3))
+        numbers.tell_numbers(Replay(Path(), told=3))
         asked: list[Any] = [tf.distribute.get_strategy().num_replicas_in_sync]
         asked.append(tf.distribute.get_replica_context().num_replicas_in_sync)
         asked.append(float(tf.nn.scale_regularization_loss(6.0)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from emulate.probe.lines import walks
-from emulate.probe.lines.stack_lines import Operation, Value
+from emulate.recorder.lines import walks
+from emulate.recorder.lines.stack_lines import Operation, Value
 
 
 @dataclass(frozen=True)

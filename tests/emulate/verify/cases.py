@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.judge import Judgement
 from emulate.verify.repeats import Rerun

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from emulate.probe.trace import Trace, digest
-from emulate.probe.trace_files import TraceWriter
+from emulate.trace import Trace, TraceWriter, digest
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.repeats import Rerun

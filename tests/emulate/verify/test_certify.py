@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.certify import Evidence, certify
 from emulate.verify.compare import compare

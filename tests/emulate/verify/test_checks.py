@@ -11,8 +11,8 @@ import pytest
 
 import emulate
 from emulate.errors import Unavailable
-from emulate.probe import Trace, TraceWriter
 from emulate.topology import Topology
+from emulate.trace import Trace, TraceWriter
 from emulate.verify import checks
 
 FOUR = Topology.parse("1x4")

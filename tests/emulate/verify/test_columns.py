@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.ledgers import shifted_columns
 from tests.emulate.verify.cases import Folder
 from tests.emulate.verify.simulation import Array

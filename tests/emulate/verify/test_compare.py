@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe.trace import StoredArray, Trace
+from emulate.trace import StoredArray, Trace
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
 from emulate.verify.compare import Comparison, compare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.fallbacks import note_of_more_examples
 from tests.emulate.verify.cases import Folder
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe.random_streams import Streams
-from emulate.probe.recording import Recording
-from emulate.probe.trace import Trace
+from emulate.recorder import HostTrace
+from emulate.recorder.rng_streams import Streams
 from emulate.topology import Topology
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.host import Seeding, seed_of_host
 from emulate.verify.judge import Judgement, judge
@@ -346,7 +346,7 @@ def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(
 ) -> None:
     monkeypatch.setattr(np.random, "default_rng", np.random.default_rng)
     made = folder.made()
-    recording = Recording(made.writer(), steps=None, send=lambda event: None)
+    recording = HostTrace(made.writer(), steps=None, send=lambda event: None)
     followed = Streams(recording)
     followed.install()
     moving = np.random.default_rng(5)

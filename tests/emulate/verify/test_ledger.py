@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe.recorder import row_names
-from emulate.probe.trace import Trace
+from emulate.trace import Trace, row_names
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import ledgers
 from emulate.verify.verdict import Samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import is_in_order, is_wide, order_widens
 from tests.emulate.verify.cases import Folder

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from emulate.cluster import Preload
-from emulate.probe import ProbePlan
 from emulate.program import Program
 from emulate.progress import Silent
+from emulate.recorder import ProbePlan
 from emulate.topology import REFERENCE
 from emulate.verify.processes import Parents
 from emulate.verify.runner import Runner

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from emulate.cluster import ClusterPlan
-from emulate.probe import ProbePlan
 from emulate.program import Program
 from emulate.progress import Silent
+from emulate.recorder import ProbePlan
 from emulate.topology import Topology
 from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
 from emulate.verify.processes import Parents

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from emulate.faults import Fault, FillDisk, Fired, Kill, Late, Link, Preempt, Slow
-from emulate.probe import ProbePlan, Trace
+from emulate.recorder import ProbePlan
 from emulate.report.runs import outcome
 from emulate.topology import Topology
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
 from emulate.verify.recovery import Lives, Recovery

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emulate.probe import Trace
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.compare import compare
 from emulate.verify.judge import Judgement, judge

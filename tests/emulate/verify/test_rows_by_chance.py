@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
 from tests.emulate.verify.cases import Folder, codes, loop

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from emulate.probe.trace import Trace
 from emulate.topology import REFERENCE
+from emulate.trace import Trace
 from emulate.verify.result import RunResult
 from emulate.verify.run_summary import unseen_code
 from tests.emulate.verify.cases import Folder, loop

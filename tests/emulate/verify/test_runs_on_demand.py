@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emulate.probe.trace import Trace
 from emulate.topology import REFERENCE
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.compare import compare, compare_enough
 from emulate.verify.judge import judge

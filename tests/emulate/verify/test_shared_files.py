@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.probe import Trace
+from emulate.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes import randomness as of_randomness
 from emulate.verify.judge import judge

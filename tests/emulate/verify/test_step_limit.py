@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from emulate.cluster import Preload
-from emulate.probe import ProbePlan
 from emulate.program import Program
 from emulate.progress import Silent
+from emulate.recorder import ProbePlan
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.runner import Runner
 from emulate.verify.settings import AUTO, Ask, Settings, StepLimit

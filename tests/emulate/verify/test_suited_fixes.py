@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emulate.probe.facts import Facts
+from emulate.trace import Facts
 from emulate.verify import causes
 from emulate.verify.causes.cause import _suited
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emulate.probe.trace import Trace
+from emulate.trace import Trace
 from emulate.verify.case import RATE, Case
 from emulate.verify.judge import judge
 from emulate.verify.repeats import Rerun

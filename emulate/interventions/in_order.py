@@ -1,0 +1,109 @@
+"""Change what a step computes, in one order, for a run of the program and for an evaluation of its functions alike.
+
+A plan (`emulate.recorder.ProbePlan`) says what a run gets in place of its own. A step meets the changes in this order, and the
+order is part of what a run means:
+
+1. *Numbers* of replicas and workers that the program is told, *switches* of layers, and *first values* of weights: before the
+   first step, because a program may compute with them at any time.
+2. *Examples* of another run, share after share. They come before everything that is made of examples, so that all of that
+   belongs to the examples that the step really gets.
+3. Their *order*, or half of them. It comes after their exchange: a noise run of a replay permutes what was exchanged, each row
+   within its share, because a program that normalizes each share computes something else where a row changes its share.
+4. *Draws*, which follow the rows and not their places, so that neither 2 nor 3 changes what an example gets.
+5. *Gradients of tapes*: those of several shares become one with the last share; those of several replicas are reduced. After
+   both have been recorded: the record shows what the step itself has computed.
+6. *Gradients of optimizers*: shares become one; then units in the last place are added; then they are recorded; then those of a
+   run that is followed take their place. Rounding comes before the record, since the record of a noise run must show its
+   rounding. Following comes after it: what is recorded are the run's own gradients at the weights of the other run.
+7. *Clipping* is taken out of the optimizer last: it would not see the gradients that it is given here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from emulate.interventions import rows
+from emulate.interventions.batch_norm import splits_of
+from emulate.interventions.gradients import Following, Pairs, RoundedGradients
+from emulate.recorder import TAPES_JOINED, Body, ProbePlan
+from emulate.upstream import Names
+
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+class Interventions:
+    """Change what a step gets, as a plan says.
+
+    Args:
+        plan: What is changed.
+        names: The variables' names.
+
+    Attributes:
+        rows: The examples of another run; None where the run has its own.
+    """
+
+    def __init__(self, plan: ProbePlan, names: Names) -> None:
+        self._plan = plan
+        self.rows = rows.Rows(plan.replay) if plan.replay else None
+        self._rounding, self._following = RoundedGradients(plan, names), Following(plan, names)
+
+    def call(self, body: Body, once: rows.Call, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the program's function by `once`: with its own examples, or those of another run, share after share."""
+        takes_rows = body.label not in self._plan.apply_only and (not self._plan.taping or body.label in self._plan.taping)
+        if self.rows is not None and takes_rows:
+            return self.rows.call(body, once, function, args, kwargs)
+        return once(function, args, kwargs)
+
+    def examples(self, label: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """Return a function's arguments with its examples in another order, or half of them, and the order if it is another."""
+        order = None
+        if label in self._plan.apply_only:
+            return args, kwargs, order
+        if self._plan.permute:
+            args, kwargs, order = rows.in_another_order(self._plan.noise_seed, args, kwargs, splits_of(self._plan.switches))
+        if self._plan.halves:
+            args, kwargs = rows.first_half(args, kwargs)
+        return args, kwargs, order
+
+    def taped_of_shares(self, body: Body, sources: list[Any], gradients: list[Any]) -> list[Any]:
+        """Return a tape's gradients of variables: with the last of several shares those of all."""
+        plan = self._plan.replay
+        if plan is None or not plan.taped or body.share is None or not are_variables(sources):
+            return gradients
+        return rows.taped(plan, body, gradients)
+
+    def taped_of_replicas(self, sources: list[Any], gradients: list[Any]) -> list[Any]:
+        """Return a tape's gradients of variables, reduced over the replicas: what is computed of them is of all."""
+        import tensorflow as tf
+
+        asked = [how for how, switch in TAPES_JOINED.items() if switch in self._plan.switches]
+        context = tf.distribute.get_replica_context()
+        if not asked or context is None or context.num_replicas_in_sync == 1 or not are_variables(sources):
+            return gradients
+        there = [gradient for gradient in gradients if gradient is not None]
+        joined = iter(context.all_reduce(asked[0].upper(), there))
+        return [None if gradient is None else next(joined) for gradient in gradients]
+
+    def applied_of_shares(self, body: Body | None, optimizer: str, pairs: Pairs) -> Pairs:
+        """Return an optimizer's gradients with their variables: with the last of several shares all, before it none."""
+        if body is None or body.share is None or self._plan.replay is None:
+            return pairs
+        return rows.applied(self._plan.replay, body, optimizer, pairs)
+
+    def applied(self, optimizer: str, own: Pairs) -> tuple[Pairs, Pairs]:
+        """Return an optimizer's gradients with their variables: as they are recorded, and as the optimizer is given them."""
+        recorded = self._rounding.changed(optimizer, own)
+        return recorded, self._following.applied(optimizer, own, recorded)
+
+    def without_clipping(self, *optimizers: Any) -> None:
+        """Take clipping out of optimizers."""
+        for optimizer in optimizers if "no-clipping" in self._plan.switches else ():
+            for setting in _CLIPPING:
+                if getattr(optimizer, setting, None) is not None:
+                    setattr(optimizer, setting, None)
+
+
+def are_variables(sources: list[Any]) -> bool:
+    """Return whether gradients are taken of variables."""
+    return bool(sources) and all(hasattr(source, "assign") for source in sources)

@@ -1,0 +1,227 @@
+"""Tell a program on one device other numbers of replicas and workers, and another replica's number."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import numbers
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from emulate import upstream
+from emulate.recorder import Replay
+
+_NO_HOST = "no-worker.invalid"
+_KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
+
+_number = threading.local()
+
+
+def tell_numbers(replay: Replay) -> None:
+    """Tell the program, and what scales losses for it, how many replicas there are; TensorFlow itself knows better.
+
+    Where TF_CONFIG is set, it has so many workers for the program.
+    """
+    if replay.workers > 1 and "TF_CONFIG" in os.environ:
+        _tell_of_workers(replay.workers)
+    for cls in upstream.replica_counters():
+        if replay.told > 1:
+            _wrap_counter(cls, replay.told, scales_losses=True)
+        elif replay.batch_of > 1:
+            _wrap_counter(cls, ReplicaCount(replay.batch_of), scales_losses=False)
+
+
+def see_numbers(asked: Callable[[], None]) -> None:
+    """Answer the program when it asks for its replica's number.
+
+    Args:
+        asked: Called when it does.
+    """
+    cls = upstream.numbered()
+    original = cls.replica_id_in_sync_group.fget
+
+    def replica_id_in_sync_group(self: Any) -> Any:
+        if _module_above().startswith(_KNOWS_BETTER):
+            return original(self)
+        asked()
+        number = getattr(_number, "told", None)
+        return original(self) if number is None else _as_tensor(number)
+
+    cls.replica_id_in_sync_group = property(replica_id_in_sync_group, doc=cls.replica_id_in_sync_group.__doc__)
+
+
+def see_counts(asked: Callable[[], None]) -> None:
+    """Have it seen when the program asks for the number of replicas.
+
+    Args:
+        asked: Called when it does.
+    """
+    for cls in upstream.replica_counters():
+        original = cls.num_replicas_in_sync.fget
+
+        def num_replicas_in_sync(self: Any, _original: Callable[[Any], Any] = original) -> Any:
+            if not _module_above().startswith(_KNOWS_BETTER):
+                asked()
+            return _original(self)
+
+        cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
+
+
+@contextlib.contextmanager
+def numbered(number: int | None) -> Iterator[None]:
+    """Set the number that this thread's replica step reads; None for its own."""
+    outer = getattr(_number, "told", None)
+    _number.told = number
+    try:
+        yield
+    finally:
+        _number.told = outer
+
+
+def _as_tensor(number: int) -> Any:
+    import tensorflow as tf
+
+    return tf.constant(number, tf.int32)
+
+
+def _module_above() -> str:
+    """Return the module that reads the calling property."""
+    return str(sys._getframe(2).f_globals.get("__name__", ""))
+
+
+def _wrap_counter(cls: Any, told: Any, *, scales_losses: bool) -> None:
+    original = cls.num_replicas_in_sync.fget
+
+    def num_replicas_in_sync(self: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        is_told = scales_losses and caller.startswith(upstream.LOSS_SCALERS)
+        return original(self) if caller.startswith(_KNOWS_BETTER) and not is_told else told
+
+    cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
+
+
+def _tell_of_workers(number: int) -> None:
+    config = json.loads(os.environ["TF_CONFIG"])
+    workers = config.get("cluster", {}).get("worker", [])
+    config["cluster"]["worker"] = [*workers, *(f"{_NO_HOST}:{k}" for k in range(1, number - len(workers) + 1))]
+    text = json.dumps(config)
+    base: Any = type(os.environ)
+
+    class Told(base):
+        __slots__ = ()  # else Python refuses to change the class of os.environ
+
+        def __getitem__(self, name: Any) -> Any:
+            if name == "TF_CONFIG" and not _module_that_asks().startswith(_KNOWS_BETTER):
+                return text
+            return super().__getitem__(name)
+
+    os.environ.__class__ = Told
+    _refuse_workers_that_are_not_there()
+
+
+def _module_that_asks() -> str:
+    """Return the module that reads the environment, also through Python's own modules."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _refuse_workers_that_are_not_there() -> None:
+    """Make a program fail at once that builds a cluster from such a number, instead of waiting for it."""
+    import tensorflow as tf
+
+    cls: Any = tf.train.ClusterSpec
+    original = cls.__init__  # not by `around`, which would keep the error from the program
+
+    @functools.wraps(original)
+    def init(self: Any, cluster: Any) -> None:
+        if _NO_HOST in str(cluster):
+            raise RuntimeError("The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers.")
+        original(self, cluster)
+
+    cls.__init__ = init
+
+
+class ReplicaCount:
+    """Represent a number of replicas that only enlarges a batch.
+
+    A program asks for the number for two ends: what it multiplies grows with the batch (its rows, a learning rate), and what it
+    divides makes up for the replicas that are added up. One device that has the rows of all needs the former alone. So this is
+    the number wherever Python computes with it, but for a division by it; there, and where it becomes a tensor, it is 1.
+
+    Args:
+        number: The number of replicas.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / 1
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        import tensorflow as tf
+
+        return tf.constant(1, dtype or tf.int32, name=name)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        divides = ufunc.__name__ in ("divide", "true_divide")
+        plain = [(1 if divides and at else int(value)) if value is self else value for at, value in enumerate(inputs)]
+        return getattr(ufunc, method)(*plain, **options)
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        import numpy as np
+
+        return np.array(self._number, *args, **options)
+
+    def __index__(self) -> int:
+        return self._number
+
+    def __int__(self) -> int:
+        return self._number
+
+    def __float__(self) -> float:
+        return float(self._number)
+
+    def __bool__(self) -> bool:
+        return bool(self._number)
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __repr__(self) -> str:
+        return repr(self._number)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._number, spec)
+
+    def _beside(self, other: Any) -> int:
+        import tensorflow as tf
+
+        return 1 if tf.is_tensor(other) or isinstance(other, tf.Variable) else self._number
+
+
+def _left(name: str) -> Callable[[ReplicaCount, Any], Any]:
+    apply = getattr(operator, name)
+    return lambda self, other: apply(self._beside(other), other)
+
+
+def _right(name: str) -> Callable[[ReplicaCount, Any], Any]:
+    apply = getattr(operator, name)
+    return lambda self, other: apply(other, self._beside(other))
+
+
+for _operator in ("add", "sub", "mul", "floordiv", "mod", "pow"):
+    setattr(ReplicaCount, f"__{_operator}__", _left(_operator))
+    setattr(ReplicaCount, f"__r{_operator}__", _right(_operator))
+for _operator in ("truediv", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(ReplicaCount, f"__{_operator}__", _left(_operator))
+numbers.Integral.register(ReplicaCount)

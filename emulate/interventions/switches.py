@@ -1,0 +1,39 @@
+"""Switch a suspect off, so that the absence of what it does confirms it: 16 bits, regularization, BatchNormalization's way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from emulate import upstream
+from emulate.interventions import batch_norm
+from emulate.point import around
+from emulate.recorder import IN_32_BITS
+
+
+def install_keras(package: str, switches: Collection[str]) -> None:
+    """Change the layers and policies of an imported Keras as the switches say."""
+    batch_norm.install(package, switches)
+    if IN_32_BITS in switches:
+        for cls in upstream.policy_classes():
+            _compute_in_32_bits(cls)
+    if "no-regularization" in switches:
+        for cls in upstream.layer_classes():
+            _unregularize(cls)
+
+
+def _compute_in_32_bits(cls: Any) -> None:
+    """Compute in 32 bits, and keep the policy's name, so that a loss is scaled as before."""
+
+    @around(cls, "_parse_name")
+    def parse_name(original: Any, self: Any, name: Any) -> Any:
+        return tuple("float32" if dtype in ("float16", "bfloat16") else dtype for dtype in original(self, name))
+
+
+def _unregularize(cls: Any) -> None:
+    original = cls.losses
+
+    def losses(self: Any) -> Any:
+        return [0.0 * loss for loss in original.fget(self)]
+
+    cls.losses = property(losses)

@@ -1,0 +1,1 @@
+"""Find which of the user's lines make what a step computes."""

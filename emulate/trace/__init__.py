@@ -1,0 +1,41 @@
+"""Write what a run records, and read it: with NumPy alone, on any machine."""
+
+from emulate.trace.examples import joined, num_rows, parts_of, row_names, row_positions
+from emulate.trace.facts import TABLE, Facts
+from emulate.trace.files import TraceWriter, check_intact
+from emulate.trace.format import (
+    FORMAT,
+    Array,
+    Report,
+    Shard,
+    Step,
+    StoredArray,
+    Trace,
+    Variable,
+    digest,
+    local_slice,
+    part_of,
+)
+
+__all__ = [
+    "FORMAT",
+    "TABLE",
+    "Array",
+    "Facts",
+    "Report",
+    "Shard",
+    "Step",
+    "StoredArray",
+    "Trace",
+    "TraceWriter",
+    "Variable",
+    "check_intact",
+    "digest",
+    "joined",
+    "local_slice",
+    "num_rows",
+    "part_of",
+    "parts_of",
+    "row_names",
+    "row_positions",
+]

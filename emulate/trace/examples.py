@@ -1,0 +1,106 @@
+"""Find the inputs that hold the examples of a batch, and give each example its identity: a digest of its content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Key = tuple[Any, ...]
+Array = NDArray[Any]
+Part = dict[str, Any]
+
+
+def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
+    """Return which inputs hold examples: those with the most frequent leading dimension, the first of equals."""
+    counts = Counter(number for number in numbers.values() if number is not None)
+    if not counts:
+        return []
+    most = counts.most_common(1)[0][0]
+    return [position for position, number in sorted(numbers.items()) if number == most]
+
+
+def parts_of(values: Mapping[Key, Array]) -> list[Part]:
+    """Return the inputs of a run in order: dense, sparse (indices, values, shape) or ragged (values, splits)."""
+    parts: dict[int, dict[str, Any]] = {}
+    for key, value in values.items():
+        part = parts.setdefault(key[1], {})
+        if key[2] == "splits":
+            part.setdefault("splits", []).append(value)
+        else:
+            part[key[2]] = value
+    return [parts[position] for position in sorted(parts)]
+
+
+def num_rows(part: Part) -> int | None:
+    """Return the leading dimension of an input, None for a scalar."""
+    if "splits" in part:
+        return len(part["splits"][0]) - 1
+    if "indices" in part:
+        return int(part["shape"][0])
+    dense = part["dense"]
+    return int(dense.shape[0]) if dense.ndim else None
+
+
+def joined(arrays: Sequence[Array], missing: float = 0) -> Array:
+    """Return the rows of several arrays as one, filled up to the widest as `padded_batch` does.
+
+    Args:
+        arrays: Rows of one input, at least one array. Each may have rows of another width.
+        missing: What numbers are filled up with.
+
+    Returns:
+        All rows, in this order.
+    """
+    widths = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
+    if all(list(array.shape[1:]) == widths for array in arrays):
+        return np.concatenate(arrays)
+    fill: Any = b"" if arrays[0].dtype == object else missing
+    widths_missing = [
+        [(0, 0), *((0, wide - size) for wide, size in zip(widths, array.shape[1:], strict=True))] for array in arrays
+    ]
+    return np.concatenate([np.pad(array, pad, constant_values=fill) for array, pad in zip(arrays, widths_missing, strict=True)])
+
+
+def row_names(parts: list[Part]) -> list[str]:
+    """Return the identity of each example: a digest of its part of all inputs."""
+    number = num_rows(parts[0]) if parts else 0
+    return [_row_name([_row_bytes(part, i) for part in parts]) for i in range(number or 0)]
+
+
+def _row_name(pieces: list[bytes]) -> str:
+    state = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        state.update(len(piece).to_bytes(8, "little"))
+        state.update(piece)
+    return state.hexdigest()
+
+
+def _row_bytes(part: Part, i: int) -> bytes:
+    if "splits" in part:
+        return _ragged_row(part, i)
+    if "indices" in part:
+        chosen = part["indices"][:, 0] == i
+        return bytes(part["indices"][chosen, 1:].tobytes() + _bytes(part["values"][chosen]))
+    # Padding at the end says nothing: `padded_batch` of a host fills its rows up to the longest of them, as one device does
+    # to the longest of all. A slice, because a string of a row is no array by itself.
+    return _bytes(part["dense"][i : i + 1]).rstrip(b"\0")
+
+
+def _ragged_row(part: Part, i: int) -> bytes:
+    low, high = i, i + 1
+    pieces = []
+    for splits in part["splits"]:
+        pieces.append((splits[low : high + 1] - splits[low]).tobytes())
+        low, high = int(splits[low]), int(splits[high])
+    return b"".join([*pieces, _bytes(part["values"][low:high])])
+
+
+def _bytes(array: Array) -> bytes:
+    if array.dtype == object:
+        return b"\0".join(bytes(item) if isinstance(item, bytes) else str(item).encode() for item in np.ravel(array))
+    return np.ascontiguousarray(array).tobytes()
