@@ -26,6 +26,9 @@ class Body:
 
     In a graph it exists while the graph is built; in eager code at each step.
 
+    Args:
+        label: The program's function, the same in every run of the program.
+
     Attributes:
         inputs: (key, tensor) of everything that enters, for the record of the step.
         objective: Targets that gradients were taken of.
@@ -37,7 +40,6 @@ class Body:
         applied: True once an optimizer's apply in this very graph has taken the inputs along.
         taped: True once a gradient was taken in it. A body that applies without one was given its gradients.
         takes_gradients: Whether one is taken at this moment.
-        label: The program's function, the same in every run of the program.
         assigned: Variables that the step has assigned itself, by their id.
         by_hand: The ids of those that no layer of a model assigns, but the step.
         assigns: Whether one is being assigned.
