@@ -1,4 +1,4 @@
-"""Collect the private names of TensorFlow, Keras and tf_keras for the probe, and read names and values of variables.
+"""Collect the private names of TensorFlow, Keras and tf_keras, and read names and values of variables.
 
 A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one of them.
 """

@@ -1,4 +1,4 @@
-"""Describe what a probe does in one run."""
+"""Describe one run: what is recorded of it, and how it differs from the program as it stands."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ TABLE = "table"
 
 @dataclass
 class Facts:
-    """Hold facts about the program: the probe notes them, a trace stores them, the judge reads them.
+    """Hold facts about the program: the recorder notes them, a trace stores them, the judge reads them.
 
     Attributes:
         optimizers: Of each optimizer class, clipnorm, clipvalue, global_clipnorm, weight_decay, loss_scale, learning_rate,

@@ -170,7 +170,7 @@ class Flows:
 
 
 def _draws(operation: Any) -> bool:
-    """Return whether an operation draws random numbers, or the probe has put its result in the place of one that does."""
+    """Return whether an operation draws random numbers, or its result stands in the place of one that does."""
     return operation.type.startswith(_DRAWS) or DRAWN in getattr(operation, "name", "")
 
 
