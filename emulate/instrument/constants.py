@@ -155,66 +155,49 @@ LARGE_BYTES = 8 << 20
 
 def install(recorder: Recorder) -> None:
     """Wrap what makes the constants of graphs, and `cache`, `enumerate` and `map` of datasets."""
-    _wrap_constants(recorder)
-    _wrap_cache(recorder)
-    remember_first_numbers()
-    _wrap_map(recorder)
+    facts, dataset_class = recorder.facts, upstream.dataset_class()
 
-
-def _wrap_constants(recorder: Recorder) -> None:
-    module, name = upstream.constant_maker()
-
-    @around(module, name)
+    @around(*upstream.constant_maker())
     def create(original: Any, *args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
         remember_constant(recorder, tensor)
         size = math.prod(tensor.shape.as_list()) * int(tensor.dtype.size or 0) if tensor.shape.rank is not None else 0
         if size >= LARGE_BYTES:
-            _remember(recorder, tensor, size)
+            _remember_large(facts.constants, tensor, size)
         return tensor
 
-
-def _remember(recorder: Recorder, tensor: Any, size: int) -> None:
-    """Count a constant under the line of the program that makes it."""
-    shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
-    constants = recorder.facts.constants
-    same = next((c for c in constants if (c["shape"], c["dtype"], c["where"]) == (shape, dtype, where)), None)
-    if same is None:
-        constants.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
-    else:
-        same["copies"] += 1
-
-
-def _wrap_cache(recorder: Recorder) -> None:
-    cls = upstream.dataset_class()
-
-    @around(cls, "cache")
+    @around(dataset_class, "cache")
     def cache(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        stages = recorder.facts.cached
-        stages += [what for what in upstream.random_stages(self) if what not in stages]
+        facts.add("cached", *upstream.random_stages(self))
         return original(self, *args, **kwargs)
 
-
-def _wrap_map(recorder: Recorder) -> None:
-    """Record what each function that makes examples computes with, and the seeds if it draws from TensorFlow's generators."""
-    cls = upstream.dataset_class()
-
-    @around(cls, "map")
+    @around(dataset_class, "map")
     def map_(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         dataset = original(self, *args, **kwargs)
         remember_mapped(recorder, dataset)
         stage = upstream.drawing_stage(dataset)
         if stage is not None:
-            recorder.facts.add("drawing", stage)
+            facts.add("drawing", stage)
         return dataset
+
+    remember_first_numbers()
 
 
 def remember_first_numbers() -> None:
     """Have each dataset know the number that its `enumerate` begins with."""
-    cls = upstream.dataset_class()
 
-    @around(cls, "enumerate")
+    @around(upstream.dataset_class(), "enumerate")
     def enumerate_(original: Any, self: Any, start: Any = 0, *args: Any, **kwargs: Any) -> Any:
         dataset = original(self, start, *args, **kwargs)
         setattr(dataset, upstream.FIRST_NUMBER, str(start))
         return dataset
+
+
+def _remember_large(constants: list[dict[str, Any]], tensor: Any, size: int) -> None:
+    """Count a constant under the line of the program that makes it."""
+    shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
+    same = next((c for c in constants if (c["shape"], c["dtype"], c["where"]) == (shape, dtype, where)), None)
+    if same is None:
+        constants.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
+    else:
+        same["copies"] += 1

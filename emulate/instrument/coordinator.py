@@ -36,9 +36,7 @@ def _see_strategy(recorder: Recorder) -> None:
     """Note that the program has a strategy with servers, even if this process never runs a step with it."""
     import tensorflow as tf
 
-    cls = tf.distribute.ParameterServerStrategy
-
-    @around(cls, "__init__")
+    @around(tf.distribute.ParameterServerStrategy, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         recorder.strategy_seen(self)

@@ -122,9 +122,7 @@ def _wrap_collectives(recorder: Recorder) -> None:
 
 
 def _wrap_options(recorder: Recorder) -> None:
-    cls = upstream.options_class()
-
-    @around(cls, "__setattr__")
+    @around(upstream.options_class(), "__setattr__")
     def set_option(original: Any, self: Any, name: str, value: Any) -> None:
         original(self, name, value)
         if name == "auto_shard_policy":
@@ -142,9 +140,8 @@ def _wrap_numpy(recorder: Recorder) -> None:
 
 def _remember_converted_lines() -> None:
     """Remember what autograph makes of which lines."""
-    module, name = upstream.converter()
 
-    @around(module, name)
+    @around(*upstream.converter())
     def convert(original: Any, *args: Any, **kwargs: Any) -> Any:
         converted = original(*args, **kwargs)
         stack_lines.ORIGINS.update(upstream.origins_of(converted))
@@ -153,9 +150,8 @@ def _remember_converted_lines() -> None:
 
 def _own_operations() -> None:
     """Have each operation of a graph know the replica that makes it: replicas are traced one after the other by threads."""
-    cls = upstream.graph_class()
 
-    @around(cls, "_create_op_internal")
+    @around(upstream.graph_class(), "_create_op_internal")
     def create(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         operation = original(self, *args, **kwargs)
         body = current_body()

@@ -29,9 +29,8 @@ def install(recorder: Recorder) -> None:
 
 def _without_xla(recorder: Recorder) -> None:
     """Run a step without XLA, which cannot pass tensors out, and tell the supervisor."""
-    cls = graph_functions.function_class()
 
-    @around(cls, "__init__")
+    @around(graph_functions.function_class(), "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if self._jit_compile and _is_a_step(caller()):
@@ -150,9 +149,7 @@ def scale_exactly(recorder: Recorder) -> None:
     """Compute 1 / replicas exactly: Keras 3 computes it in float32 for any loss, and 1/3 is off by 3e-8."""
     import tensorflow as tf
 
-    module = upstream.keras_loss_module()
-
-    @around(module, "scale_loss_for_distribution")
+    @around(upstream.keras_loss_module(), "scale_loss_for_distribution")
     def scale(original: Any, value: Any) -> Any:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if getattr(value, "dtype", None) != tf.float64 or replicas & (replicas - 1) == 0:

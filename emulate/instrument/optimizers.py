@@ -218,9 +218,8 @@ def _remember_optimizer(recorder: Recorder, name: str, optimizer: Any, *, scales
 
 def install_tapes(recorder: Recorder, interventions: Interventions) -> None:
     """Wrap `tf.GradientTape.gradient` and `tf.gradients`."""
-    cls = upstream.tape_class()
 
-    @around(cls, "gradient")
+    @around(upstream.tape_class(), "gradient")
     def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         return _taken(recorder, interventions, target, sources, lambda: original(self, target, sources, *args, **kwargs))
 
