@@ -1,4 +1,4 @@
-"""Collect the private names of TensorFlow 2.21 for `tf.function` and `Strategy.run`, which the probe and the faults wrap.
+"""Collect the private names of TensorFlow 2.21 for `tf.function` and `Strategy.run`, which instruments and faults wrap.
 
 Tests (`tests/emulate/probe/test_upstream.py`, `tests/emulate/faults/test_upstream.py`) fail when upstream changes one of them.
 """

@@ -21,7 +21,7 @@ from emulate.instrument import (
     reports,
     runs,
 )
-from emulate.interventions import Interventions, assign_initial, install_keras, see_numbers, tell_numbers
+from emulate.interventions import Interventions, assign_initial, enlarge_rates, see_numbers, switch_layers, tell_numbers
 from emulate.recorder import Recorder, unseen
 
 
@@ -36,11 +36,11 @@ def install(recorder: Recorder) -> None:
     if plan.initial is not None:
         recorder.initial.replace = functools.partial(_begin_with, recorder, plan.initial)
     if plan.is_untouched:
-        point.listen(recorder.failed)
+        point.listen(recorder.point_failed)
     point.when_imported("tensorflow", lambda: _install_tensorflow(recorder, interventions))
     gpudist_core_hooks.install(recorder)
     if recorder.streams is not None:
-        recorder.streams.install()
+        point.when_imported("numpy", functools.partial(draws.see_generators, recorder.streams))
     for name, package in (("keras", upstream.KERAS_3), ("tf_keras", upstream.LEGACY_KERAS)):
         point.when_imported(name, functools.partial(_install_keras, recorder, interventions, package))
 
@@ -83,9 +83,9 @@ def _install_keras(recorder: Recorder, interventions: Interventions, package: st
     lines.install_keras(recorder, package)
     optimizers.install_keras(recorder, interventions, package)
     if plan.replay is not None and plan.replay.rate != 1 and package == upstream.KERAS_3:
-        optimizers.install_rate(plan.replay.rate)
+        enlarge_rates(plan.replay.rate)
     reports.install_keras(recorder, package)
     datasets.install_keras(recorder.epochs, package)
     if package == upstream.KERAS_3:
         operations.scale_exactly(recorder)
-    install_keras(package, plan.switches)
+    switch_layers(package, plan.switches)

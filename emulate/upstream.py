@@ -639,6 +639,14 @@ def copy_of(variable: Any, local: int) -> Any:
     return copies[local % len(copies)]
 
 
+def static_int(value: Any) -> int:
+    """Return a replica's number: a constant in every strategy of one or several hosts."""
+    import tensorflow as tf
+
+    static = tf.get_static_value(value)
+    return int(static) if static is not None else 0
+
+
 def is_floating(variable: Any) -> bool:
     """Return whether a variable or tensor holds numbers that training changes. Keras names dtypes by strings."""
     dtype = getattr(variable, "dtype", None)

@@ -51,6 +51,7 @@ def drawing() -> Iterator[str]:
 
 def _described(part: str) -> str:
     folder = _ROOT / "emulate" / part
-    files = [*folder.rglob("*.py")] if folder.is_dir() else [folder.with_suffix(".py")]
+    single = folder.with_suffix(".py")
+    files = [single] if single.is_file() else [*folder.rglob("*.py")]
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-    return f"{part} ({len(files)} files, {lines:,} lines)" if folder.is_dir() else f"{part}.py ({lines:,})"
+    return f"{part}.py ({lines:,})" if single.is_file() else f"{part} ({len(files)} files, {lines:,} lines)"

@@ -37,6 +37,7 @@ _LATE = (
     "multiprocessing.synchronize",
     "concurrent.futures.thread",
     "emulate.devices",
+    "emulate.evaluate",
     "emulate.pool",
     "emulate.probe",
     "emulate.program",

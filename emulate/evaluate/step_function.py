@@ -11,13 +11,14 @@ that was recorded. It is not evaluated in one piece:
   sum of all shares. So the graph is cut before each sum. Every share makes a part, then the sum is taken, then every share
   makes the next one. To evaluate the whole graph once for each sum, from its beginning, was tried: the time grows with the
   square of the number of sums, so that there had to be a limit; and what a step draws or assigns would happen several times.
-- *Each node once.* For the same reason a part gives everything that a later one needs, not only what was asked for.
+- *Each node once on the way to a record.* For the same reason a part gives everything that a later one needs, not only what
+  was asked for.
 
 Three rules hold throughout:
 
 - Shares begin with the same state, as replicas do. What a share assigns is taken back before the next one (`Share.make`), and
-  becomes one value afterwards (`_together`). One share alone changes the state for good: to copy all weights of a step in
-  order to restore them costs as much as the step in small models.
+  becomes one value afterwards (`_together`). One share alone changes the state for good in the update: to copy all weights of
+  a step in order to restore them costs as much as the step in small models.
 - A gradient by a share's own loss needs no other graph. A backward pass is linear in the gradients that it begins with, and in
   those that it gets from other shares. Evaluated once with sums of zero, it shows what comes from the own loss alone; the
   difference is what comes from elsewhere (`Route.followed_by_loss`).

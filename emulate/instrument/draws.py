@@ -2,10 +2,10 @@
 
 Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted nor a
 sharded batch would draw the same. So a draw of shape [rows, ...] is replaced by one that depends on the seed, the place in the
-program and the contents of the row alone (distributions.py); a draw without the batch's leading dimension by one of seed and
-place. What the program draws by itself is made besides and recorded, so that one run shows both. Only what replicas draw for
-something else than rows (a coin for the whole batch, its negatives, the noise of a gradient) can make a difference that is gone
-then: for it a run is made with own draws, which shows whether the replicas draw the same (`judge.py` says so).
+program and the contents of the row alone (`recorder/row_keys.py`); a draw without the batch's leading dimension by one of seed
+and place. What the program draws by itself is made besides and recorded, so that one run shows both. Only what replicas draw
+for something else than rows (a coin for the whole batch, its negatives, the noise of a gradient) can make a difference that is
+gone then: for it a run is made with own draws, which shows whether the replicas draw the same (`judge.py` says so).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from emulate import upstream
 from emulate.interventions import distributions
 from emulate.point import around, caller, program_caller
 from emulate.recorder import Body, Recorder, current_body
+from emulate.recorder.rng_streams import Streams
 from emulate.recorder.row_keys import DRAWN, mixed
 
 SAMPLE = 8
@@ -305,3 +306,14 @@ def _part(recorder: Recorder, body: Body, template: Any, place: int) -> Any:
     if rows is None or context is None or not template.shape.rank or template.shape[0] is None:
         return 0
     return body.number if int(template.shape[0]) * int(context.num_replicas_in_sync) == rows else 0
+
+
+def see_generators(streams: Streams) -> None:
+    """Have each generator that `numpy.random.default_rng` makes followed."""
+    import numpy as np
+
+    @around(np.random, "default_rng")
+    def default_rng(original: Any, seed: Any = None) -> Any:
+        generator = original(seed)
+        streams.made(seed, generator, caller())
+        return generator

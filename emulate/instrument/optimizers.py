@@ -1,7 +1,6 @@
 """Wrap optimizers and gradient tapes, which get each replica's local gradients.
 
 An optimizer's apply ends a step. Tapes tell what the gradient is taken of, and the steps of loops without a known optimizer.
-Learning rates are recorded, and multiplied by a factor in a comparison run.
 """
 
 from __future__ import annotations
@@ -10,24 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
-from emulate.interventions import Interventions, are_variables
+from emulate.interventions import Interventions, Pairs, are_variables
 from emulate.point import around
-from emulate.recorder import Body, Recorder, current_body, static_int
-from emulate.upstream import is_floating, read_local
-
-
-def install_rate(times: float) -> None:
-    """Make the learning rate of all Keras 3 optimizers so many times as large."""
-    for cls, method in upstream.rate_makers():
-        _enlarge_rate(cls, method, times)
-
-
-def _enlarge_rate(cls: Any, method: str, times: float) -> None:
-    @around(cls, method)
-    def current(original: Any, self: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.convert_to_tensor(original(self)) * times
+from emulate.recorder import Body, Recorder, current_body
+from emulate.upstream import is_floating, read_local, static_int
 
 
 def settings_of(optimizer: Any) -> dict[str, float]:
@@ -70,7 +55,6 @@ def first_rate(optimizer: Any) -> float | None:
         return None
 
 
-Pairs = list[tuple[Any, Any]]
 _inside: set[tuple[int, int]] = set()  # (optimizer, replica): replicas' threads take turns, so a thread-local would not do
 
 

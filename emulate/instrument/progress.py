@@ -20,7 +20,7 @@ from typing import Any
 
 from emulate import graph_functions, point, upstream
 from emulate.point import around, when_imported
-from emulate.recorder.replica_call import static_int
+from emulate.upstream import static_int
 
 POLL_SECONDS = 0.25
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from emulate import upstream
 from emulate.point import PASSING, Caller, around, caller, program_caller
-from emulate.recorder import SO_FAR, Recorder, current_body
+from emulate.recorder import Recorder, current_body
+from emulate.trace import SO_FAR
 from emulate.upstream import averages, is_floating, mark_of_metric
 
 _OF_METRIC = "_gpudist_metric"

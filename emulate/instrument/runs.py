@@ -30,7 +30,7 @@ def label_of(function: Callable[..., Any]) -> str:
 
 
 def wrap(
-    recorder: Recorder, interventions: Interventions, function: Callable[..., Any], *, converted: bool, label: str = ""
+    recorder: Recorder, interventions: Interventions, function: Callable[..., Any], *, converted: bool, label: str
 ) -> Callable[..., Any]:
     """Return the function that runs in each replica in place of the program's, and calls it.
 
@@ -82,7 +82,7 @@ def _call_once(
     # Where tapes join the shares, the last one gets all that the step makes of its gradients.
     if body.share is None or (body.share == -1 and plan.replay is not None and plan.replay.taped):
         constants.remember_captured(recorder, body)
-        recorder.called(body, result)
+        recorder.call_ended(body, result)
     return result
 
 

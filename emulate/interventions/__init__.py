@@ -5,7 +5,7 @@ from emulate.interventions.gradients import Pairs
 from emulate.interventions.in_order import Interventions, are_variables
 from emulate.interventions.numbers import see_counts, see_numbers, tell_numbers
 from emulate.interventions.rows import assign_initial, common_input, permuted, put_back
-from emulate.interventions.switches import install_keras
+from emulate.interventions.switches import enlarge_rates, switch_layers
 
 __all__ = [
     "Interventions",
@@ -14,7 +14,7 @@ __all__ = [
     "assign_initial",
     "by_share",
     "common_input",
-    "install_keras",
+    "enlarge_rates",
     "permutation",
     "permuted",
     "put_back",
@@ -22,5 +22,6 @@ __all__ = [
     "see_counts",
     "see_numbers",
     "splits_of",
+    "switch_layers",
     "tell_numbers",
 ]

@@ -1,21 +1,29 @@
-"""Change what a step computes, in one order, for a run of the program and for an evaluation of its functions alike.
+"""Change what a step computes, in one order.
 
 A plan (`emulate.recorder.ProbePlan`) says what a run gets in place of its own. A step meets the changes in this order, and the
 order is part of what a run means:
 
-1. *Numbers* of replicas and workers that the program is told, *switches* of layers, and *first values* of weights: before the
-   first step, because a program may compute with them at any time.
-2. *Examples* of another run, share after share. They come before everything that is made of examples, so that all of that
-   belongs to the examples that the step really gets.
-3. Their *order*, or half of them. It comes after their exchange: a noise run of a replay permutes what was exchanged, each row
+1. *Examples* of another run, share after share, each with the number of its replica (`rows.py`, `numbers.py`). They come
+   before everything that is made of examples, so that all of that belongs to the examples that the step really gets.
+2. Their *order*, or half of them. It comes after their exchange: a noise run of a replay permutes what was exchanged, each row
    within its share, because a program that normalizes each share computes something else where a row changes its share.
-4. *Draws*, which follow the rows and not their places, so that neither 2 nor 3 changes what an example gets.
-5. *Gradients of tapes*: those of several shares become one with the last share; those of several replicas are reduced. After
-   both have been recorded: the record shows what the step itself has computed.
-6. *Gradients of optimizers*: shares become one; then units in the last place are added; then they are recorded; then those of a
-   run that is followed take their place. Rounding comes before the record, since the record of a noise run must show its
+3. *Draws*, which follow the rows and not their places (`recorder/row_keys.py`), so that neither 1 nor 2 changes what an
+   example gets.
+4. *First values* of weights, when a step is about to use a variable for the first time: only then it has the value that the
+   program gives it.
+5. *Gradients of tapes*: those of several shares become one with the last share. That is recorded. Then those of the replicas
+   are reduced: the record shows what this replica's step has computed.
+6. *Gradients of optimizers*: shares become one; then units in the last place are added; then they are recorded; then those of
+   a run that is followed take their place. Rounding comes before the record, since the record of a noise run must show its
    rounding. Following comes after it: what is recorded are the run's own gradients at the weights of the other run.
-7. *Clipping* is taken out of the optimizer last: it would not see the gradients that it is given here.
+
+Not of one step, and in place before the first one: the numbers of replicas and workers that a program is told (`numbers.py`),
+switches of layers, policies, clipping and learning rates (`switches.py`). Clipping by `tf.clip_by_*` is switched off where a
+step calls it (`emulate/instrument/operations.py`).
+
+An evaluation of kept functions (`emulate/evaluate`) has no program to wrap. It takes examples from the same `Rows`, orders
+them by the same rule, and changes the gradients of optimizers by the same code. Weights off by units in the last place it has
+alone: in a run of the program, the order of the rows does what they do.
 """
 
 from __future__ import annotations

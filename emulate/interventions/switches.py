@@ -1,4 +1,4 @@
-"""Switch a suspect off, so that the absence of what it does confirms it: 16 bits, regularization, BatchNormalization's way."""
+"""Switch a suspect off, so that the absence of what it does confirms it; and enlarge learning rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emulate.point import around
 from emulate.recorder import IN_32_BITS
 
 
-def install_keras(package: str, switches: Collection[str]) -> None:
+def switch_layers(package: str, switches: Collection[str]) -> None:
     """Change the layers and policies of an imported Keras as the switches say."""
     batch_norm.install(package, switches)
     if IN_32_BITS in switches:
@@ -37,3 +37,14 @@ def _unregularize(cls: Any) -> None:
         return [0.0 * loss for loss in original.fget(self)]
 
     cls.losses = property(losses)
+
+
+def enlarge_rates(times: float) -> None:
+    """Make the learning rate of all Keras 3 optimizers so many times as large."""
+    for cls, method in upstream.rate_makers():
+
+        @around(cls, method)
+        def current(original: Any, self: Any) -> Any:
+            import tensorflow as tf
+
+            return tf.convert_to_tensor(original(self)) * times

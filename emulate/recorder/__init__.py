@@ -7,7 +7,6 @@ from emulate.recorder.plan import (
     CENTERED,
     IN_32_BITS,
     SAME_ON_ONE_DEVICE,
-    SO_FAR,
     SYNCHRONIZED,
     TAPES_JOINED,
     Follow,
@@ -16,14 +15,13 @@ from emulate.recorder.plan import (
 )
 from emulate.recorder.queue import Record
 from emulate.recorder.recorder import Recorder
-from emulate.recorder.replica_call import Body, current_body, static_int, tensors_of, unseen
+from emulate.recorder.replica_call import Body, current_body, tensors_of, unseen
 
 __all__ = [
     "BY_SHARE",
     "CENTERED",
     "IN_32_BITS",
     "SAME_ON_ONE_DEVICE",
-    "SO_FAR",
     "SYNCHRONIZED",
     "TAPES_JOINED",
     "Body",
@@ -35,7 +33,6 @@ __all__ = [
     "Replay",
     "current_body",
     "shard_of",
-    "static_int",
     "tensors_of",
     "unseen",
 ]

@@ -8,17 +8,17 @@ is what a noise floor, a replica's share and a counterfactual are made of, witho
   an evaluation would begin with the state of the first. The graph is written when its first record arrives, not when it is
   traced: at the end of a trace the program may still add to it.
 - *What is refused.* A step is refused as a whole, with a sentence for the user, where a result would depend on more than rows
-  and variables: on Python, on the position of an iterator, on another graph, on a table; and where the optimizer applies in
-  another function than the one that makes the gradients. To leave out what another function changes was tried: the evaluation
-  then has another state than the program, rounding looks large, and a wrong learning rate hides in it.
+  and variables: on Python, on the position of an iterator, on another graph, on a table; where its examples are sparse, ragged
+  or unseen; and where the optimizer applies in another function than the one that makes the gradients. To leave out what
+  another function changes was tried: the evaluation then has another state than the program, rounding looks large, and a wrong
+  learning rate hides in it.
 - *Inputs of its own.* What the program computes of the batch outside of `Strategy.run`, in the same graph, is of the rows of
   all replicas. So the arguments of the replica's function are made tensors of their own (`apart`): the function can be given a
   share without giving the share to what belongs to the whole.
-- *Values before the first step.* A variable is kept with the value that it has before any step. One that is made while the
-  function is traced has none yet, so it is asked again once TensorFlow has initialized it (`born`).
+- *Values before the first step.* A variable is kept with the value that it has when a function that captures it is traced
+  first. One that is made in that trace has none yet, so it is asked again once TensorFlow has initialized it (`born`).
 - *Sums over replicas* are noted with their operands, because one device has none: an evaluation puts them back.
-- TensorFlow traces a function twice that makes variables, and runs only the second graph. What is known of the first is
-  dropped: it is never written.
+- TensorFlow traces a function twice that makes variables, and runs only the second graph. The first is never written.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ TAPES_JOINED = {"sum": "tapes-summed", "mean": "tapes-averaged"}
 """Interventions that reduce the gradients of a tape over all replicas, by the reduction: sum or mean."""
 SAME_ON_ONE_DEVICE = frozenset({SYNCHRONIZED, *TAPES_JOINED.values()})
 """Switches that change nothing but rounding where there is one replica."""
-SO_FAR = "epoch so far"
-"""Before a name: what the epoch would log if it ended here."""
 MIB = 1 << 20
 
 

@@ -17,7 +17,8 @@ graphs, `cond` and `while`, and needs no Python callback. A thread takes them of
 The step after which the run ends is held by a gate: an operation at its end that waits for a permit which never comes, so that
 no code after it runs and all its effects are recorded. An exception in its place would be seen by the program, which may catch
 it; an exit would lose what other replicas have not handed over yet. Eager code is held in Python (`hold_if_reached`), after
-the call of `Strategy.run` and not within it, because the threads of replicas take turns there.
+the call of `Strategy.run` and not within it, because the threads of replicas take turns there; or where a step ends outside of
+one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keep what is known of a run while it goes on, and make records of what instruments see: they know nothing else."""
+"""Keep what is known of a run while it goes on, and make records of what instruments see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emulate.recorder.plan import ProbePlan
 from emulate.recorder.queue import Record, RecordQueue
 from emulate.recorder.replica_call import Body
 from emulate.recorder.rng_streams import Streams
-from emulate.recorder.step_lines import Lines
+from emulate.recorder.user_lines import Lines
 from emulate.trace import Facts, TraceWriter
 from emulate.upstream import Names, is_count_of_each, is_floating, read_local
 
@@ -83,7 +83,7 @@ class Recorder:
         self._noted: set[str] = set()
         self._finishing, self._finished = threading.Lock(), False
 
-    def failed(self, at: str, error: Exception) -> None:
+    def point_failed(self, at: str, error: Exception) -> None:
         """Note an error of gpudist's own at a point: the program goes on, and nothing is concluded from what is missing."""
         if isinstance(error, OSError):  # of its files: the supervisor knows what a full disk is
             self.send({"event": "fault", "text": "".join(traceback.format_exception(error))})
@@ -187,7 +187,7 @@ class Recorder:
         if tensors and (kept := self.functions.see("result", about, tensors)):
             self.queue.hand_over("result", about | kept, tensors)
 
-    def called(self, body: Body, result: Any) -> None:
+    def call_ended(self, body: Body, result: Any) -> None:
         """Record what a call of the program's function leaves, whose result this is, at its end."""
         self._record_run(body)
         if body.share is None:  # the last share of several has made it of its own rows alone
@@ -198,7 +198,7 @@ class Recorder:
         if body.applied:
             return
         if body.tape and not self.facts.optimizers:
-            self.tape_step(body)
+            self._record_tape_step(body)
             return
         tensors = [*body.inputs, *body.drawn]
         tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
@@ -262,7 +262,7 @@ class Recorder:
         number = self.trace.local_replicas
         return len(upstream.local_copies(variable)) > 1 or body.replica % number == number - 1
 
-    def tape_step(self, body: Body) -> None:
+    def _record_tape_step(self, body: Body) -> None:
         """Record a step of a loop without a known optimizer: its tapes' gradients, and the variables afterwards."""
         pairs = [pair for gradients, sources in body.tape for pair in zip(gradients, sources, strict=True)]
         about = {"tape": True, "outside": self._changed_outside(body, [variable for _, variable in pairs])}

@@ -22,7 +22,7 @@ def current_body() -> Body | None:
 
 @final
 class Body:
-    """Record one replica's call of the function given to `Strategy.run`.
+    """Hold one replica's call of the function given to `Strategy.run`.
 
     In a graph it exists while the graph is built; in eager code at each step.
 
@@ -51,11 +51,11 @@ class Body:
         lines: What records the user's lines; None where nobody asks for them.
     """
 
-    def __init__(self, label: str = "") -> None:
+    def __init__(self, label: str) -> None:
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
-        self.replica = static_int(context.replica_id_in_sync_group) if context is not None else 0
+        self.replica = upstream.static_int(context.replica_id_in_sync_group) if context is not None else 0
         self.graph = None if tf.executing_eagerly() else upstream.control_flow_root(tf.compat.v1.get_default_graph())
         self.inputs: list[tuple[tuple[Any, ...], Any]] = []
         self.objective: list[Any] = []
@@ -146,19 +146,6 @@ class Body:
         """Return the tapes' gradients by the id of the variable."""
         pairs = (pair for gradients, variables in self.tape for pair in zip(gradients, variables, strict=True))
         return {id(upstream.tf_variable(variable)): gradient for gradient, variable in pairs}
-
-    @property
-    def positions(self) -> list[int]:
-        """Return the positions of the recorded arguments."""
-        return sorted({key[1] for key, _ in self.inputs})
-
-
-def static_int(value: Any) -> int:
-    """Return a replica's number: a constant in every strategy of one or several hosts."""
-    import tensorflow as tf
-
-    static = tf.get_static_value(value)
-    return int(static) if static is not None else 0
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from emulate.point import around, caller, when_imported
 from emulate.recorder.host_trace import HostTrace
 from emulate.trace import digest
 
@@ -47,21 +46,16 @@ class _Stream:
 
 
 class Streams:
-    """Follow the generators of Python and NumPy that a program seeds.
+    """Follow the generators of Python and NumPy that a program seeds, and write at the end what they have done.
 
     Args:
         trace: Where they are written.
     """
 
     def __init__(self, trace: HostTrace) -> None:
-        self._trace = trace
         self._known: dict[str, _Stream] = {}
-
-    def install(self) -> None:
-        """See every `numpy.random.default_rng` from now on; the global generators are told by `seeded`."""
-        when_imported("numpy", self._wrap_default_rng)
-        self._trace.at_step.append(self.look)
-        self._trace.at_end.append(lambda: self._trace.write({"event": "streams", "streams": self.found}))
+        trace.at_step.append(self.look)
+        trace.at_end.append(lambda: trace.write({"event": "streams", "streams": self.found}))
 
     def seeded(self, generator: str) -> None:
         """Note that the program has seeded Python's or NumPy's global generator."""
@@ -90,17 +84,11 @@ class Streams:
             for name, stream in self._known.items()
         }
 
-    def _wrap_default_rng(self) -> None:
-        import numpy as np
-
-        @around(np.random, "default_rng")
-        def default_rng(original: Any, seed: Any = None) -> Any:
-            generator = original(seed)
-            frame = caller()
-            name = f"numpy.random.default_rng, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-            if _is_plain(seed) and name not in self._known and len(self._known) < _MOST_STREAMS:
-                self._known[name] = _Stream(repr(seed), lambda: repr(generator.bit_generator.state))
-            return generator
+    def made(self, seed: Any, generator: Any, frame: Any) -> None:
+        """Note that the program has made a generator of NumPy in this frame."""
+        name = f"numpy.random.default_rng, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        if _is_plain(seed) and name not in self._known and len(self._known) < _MOST_STREAMS:
+            self._known[name] = _Stream(repr(seed), lambda: repr(generator.bit_generator.state))
 
 
 def _is_plain(seed: object) -> bool:

@@ -5,6 +5,7 @@ from emulate.trace.facts import TABLE, Facts
 from emulate.trace.files import TraceWriter, check_intact
 from emulate.trace.format import (
     FORMAT,
+    SO_FAR,
     Array,
     Report,
     Shard,
@@ -19,6 +20,7 @@ from emulate.trace.format import (
 
 __all__ = [
     "FORMAT",
+    "SO_FAR",
     "TABLE",
     "Array",
     "Facts",

@@ -27,7 +27,7 @@ class Facts:
         repeated: Optimizers that make more than one update in a call of Strategy.run.
         constants: Large constants in graphs: shape, dtype, where, bytes and copies of each.
         drawn: Of each draw of several numbers in a function that gets no rows how many it makes, its first dimension.
-        held: Of each line that makes a constant, what a step computes with (`captured_constants.py`).
+        held: Of each line that makes a constant, what a step computes with (`instrument/constants.py`).
         mapped: The same of each function that makes examples.
         cached: Stages of a pipeline that draw random numbers and lie before its cache.
         drawing: Functions of a pipeline that draw from TensorFlow's generators: stage, function, seeds.

@@ -65,6 +65,8 @@ from emulate.errors import UsageError
 from emulate.topology import Topology
 
 FORMAT = "gpudist.trace/1"
+SO_FAR = "epoch so far"
+"""Before a name: what the epoch would log if it ended here."""
 Array = NDArray[Any]
 
 

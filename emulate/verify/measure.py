@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from emulate.digits import told_apart
-from emulate.recorder import SO_FAR
-from emulate.trace import Facts, Report, Step, StoredArray, Trace
+from emulate.trace import SO_FAR, Facts, Report, Step, StoredArray, Trace
 from emulate.verify.compared_runs import Runs, as_many_steps, complete, unit_of
 from emulate.verify.gradients import Floats, aligned, eps_of, is_numeric, largest, norm, objective, weight_of
 from emulate.verify.noise import Key

@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from emulate.recorder import SO_FAR
-from emulate.trace import Report
+from emulate.trace import SO_FAR, Report
 from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words

@@ -202,7 +202,6 @@ def test_sparse_gradients_keep_their_rows_once_each(recorded: Any) -> None:
 
 def test_a_fault_of_the_probe_is_said_instead_of_waited_for(run: Any) -> None:
     def with_a_broken_probe() -> None:
-
         from emulate.recorder import HostTrace
 
         HostTrace._step = None

@@ -12,7 +12,7 @@ import pytest
 from emulate import graph_functions, upstream
 from emulate.cluster import Cluster, Preload
 from emulate.instrument import constants, optimizers
-from emulate.interventions import numbers
+from emulate.interventions import enlarge_rates, tell_numbers
 from emulate.recorder import Replay
 from tests.versions import since
 
@@ -299,7 +299,7 @@ def test_the_number_of_replicas_is_told_in_these_places_and_asked_for_by_these_s
         import tensorflow as tf
         import tf_keras
 
-        numbers.tell_numbers(Replay(Path(), told=3))
+        tell_numbers(Replay(Path(), told=3))
         asked: list[Any] = [tf.distribute.get_strategy().num_replicas_in_sync]
         asked.append(tf.distribute.get_replica_context().num_replicas_in_sync)
         asked.append(float(tf.nn.scale_regularization_loss(6.0)))
@@ -405,7 +405,7 @@ def test_every_step_of_a_keras_3_optimizer_asks_for_its_learning_rate_in_one_pla
         import keras
         import tensorflow as tf
 
-        optimizers.install_rate(4.0)
+        enlarge_rates(4.0)
         schedule = keras.optimizers.schedules.ExponentialDecay(0.25, 1, 0.5)
         found = []
         for optimizer in (keras.optimizers.SGD(0.25), keras.optimizers.SGD(schedule), keras.optimizers.SGD(0.25, momentum=0.5)):

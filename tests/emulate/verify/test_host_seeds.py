@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.instrument import draws
 from emulate.recorder import HostTrace
 from emulate.recorder.rng_streams import Streams
 from emulate.topology import Topology
@@ -348,7 +349,7 @@ def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(
     made = folder.made()
     recording = HostTrace(made.writer(), steps=None, send=lambda event: None)
     followed = Streams(recording)
-    followed.install()
+    draws.see_generators(followed)
     moving = np.random.default_rng(5)
     still = np.random.default_rng((5, 1))
     np.random.default_rng()
