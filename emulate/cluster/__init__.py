@@ -1,10 +1,11 @@
 """Run hosts as processes: the pre-loaded parent that forks them, their isolation, supervision and end."""
 
 from emulate.cluster.cluster import Cluster
+from emulate.cluster.context import HostContext
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.gpus import ask_before_waiting
 from emulate.cluster.hang import Follower, Hang, HangJudge, HostState, explain_hang
-from emulate.cluster.host import HostContext, describe, note_no_route
+from emulate.cluster.host import describe, note_no_route
 from emulate.cluster.isolation import describe_isolation, take_names
 from emulate.cluster.lives import (
     TEMPORARY_FAILURE,

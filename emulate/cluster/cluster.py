@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, final
 
+from emulate.cluster.context import HostContext
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.hang import Follower, explain_hang
-from emulate.cluster.host import HostContext
 from emulate.cluster.lives import Standstill, asks_to_go_on, first_cause, is_for_ever, next_life, patience_after, telling
 from emulate.cluster.parent import Preload, share_preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, Owner, check_function, check_time_limit, checked_environment

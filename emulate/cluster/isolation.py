@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from emulate.cluster import system
-from emulate.cluster.host import HostContext
+from emulate.cluster.context import HostContext
 from emulate.cluster.views import Views
 from emulate.errors import Unavailable
 from emulate.faults import Board, Fault, Link

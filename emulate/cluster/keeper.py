@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from emulate.cluster import host, system, threads
 from emulate.cluster.channel import CONTROL, Channel, Inbox
+from emulate.cluster.context import HostContext
 from emulate.cluster.isolation import Capability, Isolation, Links, address, isolate
 from emulate.cluster.plan import FIRST_PORT, ClusterPlan, hold_ports, roles_of, tf_config
 from emulate.cluster.upstream import is_runtime_initialized
@@ -262,12 +263,10 @@ class _Keeper:
         gpus = self._gpus_of(number) if self._plan.emulated else None
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
 
-    def _context(self, number: int, channel: Channel) -> host.HostContext:
+    def _context(self, number: int, channel: Channel) -> HostContext:
         directory = self._plan.directory / f"host-{number}"
         own = self._isolation.own_network
-        return host.HostContext(
-            self._plan.topology, number, self._roles[number], directory, channel, self._isolation.views, own
-        )
+        return HostContext(self._plan.topology, number, self._roles[number], directory, channel, self._isolation.views, own)
 
     def _watch(self) -> Again | None:
         """Report the ends of hosts and answer, until told to end or to begin again, or the supervisor is gone."""

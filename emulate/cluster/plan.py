@@ -14,14 +14,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+from emulate.cluster.context import HostContext
 from emulate.errors import UsageError
 from emulate.faults import Fault
 from emulate.topology import Topology
-
-if TYPE_CHECKING:
-    from emulate.cluster.host import HostContext
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from emulate.pytest_plugin.marks import (
 )
 from emulate.pytest_plugin.merge import HostRun, error_report, finished, interrupted, merge, skipped_report, verdict_of
 from emulate.pytest_plugin.options import (
-    CONTROLLER,
     DEVICE,
     EMULATED,
     HOST,
@@ -49,19 +48,21 @@ if TYPE_CHECKING:
     from emulate.pytest_plugin.surroundings import InProcess
 
 _FINISH_SECONDS = 60.0
+_NAME = "gpudist-controller"  # among the plugins of pytest
 
 
 def controller_of(config: pytest.Config) -> Controller:
     """Return the one controller of this pytest process."""
-    if CONTROLLER not in config.stash:
-        config.stash[CONTROLLER] = Controller(config)
-        config.pluginmanager.register(config.stash[CONTROLLER], "gpudist-controller")
-    return config.stash[CONTROLLER]
+    controller: Controller | None = config.pluginmanager.get_plugin(_NAME)
+    if controller is None:
+        controller = Controller(config)
+        config.pluginmanager.register(controller, _NAME)
+    return controller
 
 
 def expect_tests(config: pytest.Config) -> None:
     """Note that a test with a topology was found, and start what takes time."""
-    if HOST not in config.stash and CONTROLLER not in config.stash:
+    if HOST not in config.stash and not config.pluginmanager.has_plugin(_NAME):
         controller = controller_of(config)
         if not config.getoption("collectonly") and not controller.settings.in_process:
             with contextlib.suppress(Unavailable, UsageError):  # said of each test that lacks it
@@ -332,7 +333,7 @@ class Controller:
         """Leave to verify a program in a test."""
         return self.clusters.turn()
 
-    def finish(self) -> None:
+    def pytest_sessionfinish(self) -> None:
         """Tear down what is set up on the hosts that are left."""
         self._leave(list(self._last))
 
@@ -369,7 +370,7 @@ class Controller:
             for line in self.clusters.history():
                 terminalreporter.write_line(f"gpudist: {line}")
 
-    def close(self) -> None:
+    def pytest_unconfigure(self) -> None:
         """End every process."""
         self.clusters.close()
 

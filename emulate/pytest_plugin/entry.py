@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.imports import when_imported
-from emulate.pytest_plugin.options import CONTROLLER, DESCRIPTION, HOST, NAME, add_options, settings
+from emulate.pytest_plugin.options import DESCRIPTION, HOST, NAME, add_options, settings
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.fixtures import Programs
@@ -122,15 +122,3 @@ def gpudist(request: pytest.FixtureRequest) -> Programs:
     from emulate.pytest_plugin.fixtures import programs
 
     return programs(request)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tear down what is set up on hosts."""
-    if CONTROLLER in session.config.stash:
-        session.config.stash[CONTROLLER].finish()
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End everything that belongs to the run."""
-    if CONTROLLER in config.stash:
-        config.stash[CONTROLLER].close()

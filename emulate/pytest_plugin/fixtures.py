@@ -18,8 +18,7 @@ from emulate.topology import Topology
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.controller import Controller
-    from emulate.pytest_plugin.host import Host
-    from emulate.pytest_plugin.surroundings import InProcess
+    from emulate.pytest_plugin.surroundings import TestHost
     from emulate.verify import Verdict
 
 
@@ -35,9 +34,9 @@ def topology_of_request(request: pytest.FixtureRequest) -> Topology:
     return topology
 
 
-def _host(request: pytest.FixtureRequest, name: str) -> Host | InProcess:
+def _host(request: pytest.FixtureRequest, name: str) -> TestHost:
     """Return the host that the test runs on."""
-    own: InProcess | None = request.node.stash.get(IN_PROCESS, None)
+    own: TestHost | None = request.node.stash.get(IN_PROCESS, None)
     if own is not None:
         return own
     if HOST not in request.config.stash:
@@ -52,7 +51,7 @@ def _host(request: pytest.FixtureRequest, name: str) -> Host | InProcess:
 
 def make_strategy(request: pytest.FixtureRequest) -> Any:
     """See the fixture `strategy`."""
-    return _host(request, "strategy").make_strategy(request.node)
+    return _host(request, "strategy").make_strategy()
 
 
 def logical_devices(request: pytest.FixtureRequest) -> list[Any]:
@@ -65,13 +64,13 @@ def logical_devices(request: pytest.FixtureRequest) -> list[Any]:
 
 def shared_folder(request: pytest.FixtureRequest) -> Path:
     """See the fixture `shared_path`."""
-    return _host(request, "shared_path").shared_folder()
+    return _host(request, "shared_path").cluster.shared_path
 
 
 def make_cluster(request: pytest.FixtureRequest, topology: Topology) -> AbstractContextManager[Any]:
     """See the fixture `cluster`."""
     if HOST in request.config.stash or IN_PROCESS in request.node.stash:
-        return _host(request, "cluster").cluster()
+        return _host(request, "cluster").cluster
     return controller_of(request.config).cluster(request.node, topology)
 
 

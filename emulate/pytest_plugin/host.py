@@ -58,7 +58,7 @@ def finish(context: HostContext) -> None:
     _host = None
 
 
-class Host:
+class Host(surroundings.TestHost):
     """Hold this process as its pytest sees it.
 
     Args:
@@ -96,7 +96,8 @@ class Host:
         """Run a test."""
         self._plan = plan
         self.send({"event": wire.CAPTURED, "paths": [str(path) for path in self._captured]})
-        self._cluster = surroundings.HostCluster(self._context.topology, self._context.host, plan.shared)
+        self.strategy = plan.strategy
+        self.cluster = surroundings.HostCluster(self._context.topology, self._context.host, plan.shared)
         try:
             item = self._item(plan.nodeid)
             # Earlier tests left this set up, because the next test was unknown.
@@ -109,7 +110,7 @@ class Host:
             with self._measuring.during(plan.nodeid):
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             if not self._has_failed:  # else the others are ended, and need not say whom they miss
-                surroundings.say_done(self._cluster)
+                surroundings.say_done(self.cluster)
             self._last = item
         except pytest.exit.Exception as leave:
             return self._leave(str(leave.msg), leave.returncode)
@@ -130,7 +131,7 @@ class Host:
                 return item
         raise UsageError(
             f"Every host finds the tests that pytest itself found. Received: {nodeid}, which is not among the tests of "
-            f"{self._collector.path} on {self._cluster.name}. Parametrize and name tests in the same way in every process."
+            f"{self._collector.path} on {self.cluster.name}. Parametrize and name tests in the same way in every process."
         )
 
     def _items(self) -> list[pytest.Item]:
@@ -203,22 +204,9 @@ class Host:
         reset.undo()
         os.environ["PYTEST_CURRENT_TEST"] = current
 
-    def make_strategy(self, item: pytest.Item) -> Any:
-        """Return the strategy that the test's mark asks for."""
-        return surroundings.make_strategy(self._plan.strategy if self._plan is not None else None)
-
     def logical_devices(self) -> list[Any]:
-        """Return the devices that a program sees on this host."""
         self._find_each_other()  # to list them starts TensorFlow's runtime
-        return surroundings.logical_devices(self._context.host)
-
-    def shared_folder(self) -> Path:
-        """Return a folder that all hosts of this test share."""
-        return self._cluster.shared_path
-
-    def cluster(self) -> surroundings.HostCluster:
-        """Return the cluster as this host sees it."""
-        return self._cluster
+        return super().logical_devices()
 
 
 class _Following:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from emulate.pytest_plugin.controller import Controller
-    from emulate.pytest_plugin.host import Host
-    from emulate.pytest_plugin.surroundings import InProcess
+    from emulate.pytest_plugin.surroundings import TestHost
 
 NAME = "topology"
 """Name of the mark."""
@@ -25,12 +23,9 @@ DESCRIPTION = (
     "except with fresh=True."
 )
 
-HOST: pytest.StashKey[Host] = pytest.StashKey()
+HOST: pytest.StashKey[TestHost] = pytest.StashKey()
 """In the config of a pytest that runs on an emulated host."""
-CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
-"""In the config of a pytest that the user started, or a worker of pytest-xdist, once it met a test with a topology."""
-
-IN_PROCESS: pytest.StashKey[InProcess] = pytest.StashKey()
+IN_PROCESS: pytest.StashKey[TestHost] = pytest.StashKey()
 """In a test that runs in pytest's own process: its host."""
 
 TOPOLOGY, DEVICE, VERDICT, REASON = "gpudist_topology", "gpudist_device", "gpudist_verdict", "gpudist_reason"

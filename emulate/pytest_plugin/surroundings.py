@@ -97,30 +97,6 @@ def seed_everything(seed: int) -> None:
             sys.modules[name].utils.set_random_seed(seed)
 
 
-def make_strategy(kind: str | None) -> Any:
-    """Return the strategy of a test. Its mark names the kind."""
-    if kind == "default":
-        import tensorflow as tf
-
-        return tf.distribute.get_strategy()
-    import gpudist_core
-
-    return gpudist_core.make_strategy(kind or "auto")
-
-
-def logical_devices(host: int) -> list[Any]:
-    """Return the devices that a program sees on a host. TensorFlow lists those of a whole cluster."""
-    import tensorflow as tf
-
-    # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
-    for kind in ("GPU", "CPU"):
-        call = pytest.CallInfo.from_call(functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception)
-        own = [device for device in call.result or [] if "/task:" not in device.name or f"/task:{host}/" in device.name]
-        if own:
-            return own
-    return []
-
-
 def about_late_call(error: str) -> str:
     """Return what to do about a setting that an earlier test on the same host made impossible; empty for another error."""
     if not _LATE.search(error):
@@ -239,7 +215,45 @@ def say_done(cluster: HostCluster) -> None:
         (cluster._folder / f"left-{cluster.host}").touch()
 
 
-class InProcess:
+class TestHost:
+    """Provide what a test asks of the host that it runs on.
+
+    Attributes:
+        cluster: The cluster as this host sees it.
+        strategy: The kind of strategy that the test's mark asks for.
+    """
+
+    __test__ = False  # not a test, whatever its name
+    cluster: HostCluster
+    strategy: str | None = None
+
+    def make_strategy(self) -> Any:
+        """Return the strategy of the test."""
+        if self.strategy == "default":
+            import tensorflow as tf
+
+            return tf.distribute.get_strategy()
+        import gpudist_core
+
+        return gpudist_core.make_strategy(self.strategy or "auto")
+
+    def logical_devices(self) -> list[Any]:
+        """Return the devices that a program sees on this host. TensorFlow lists those of a whole cluster."""
+        import tensorflow as tf
+
+        host = self.cluster.host
+        # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
+        for kind in ("GPU", "CPU"):
+            call = pytest.CallInfo.from_call(
+                functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception
+            )
+            own = [device for device in call.result or [] if "/task:" not in device.name or f"/task:{host}/" in device.name]
+            if own:
+                return own
+        return []
+
+
+class InProcess(TestHost):
     """Be the one host of a topology.
 
     Args:
@@ -253,7 +267,6 @@ class InProcess:
         from emulate.devices import DevicePlan, install
 
         self._topology = topology
-        self._strategy: str | None = None
         install(DevicePlan(topology.num_devices), lambda code, text: warnings.warn(text, stacklevel=2))
 
     def begin(self, topology: Topology, strategy: str | None, folder: Path, seed: int) -> None:
@@ -273,22 +286,6 @@ class InProcess:
                 "With --gpudist-in-process all tests of one host need the same topology. "
                 f"Received: topology={str(topology)!r}, after tests on {str(self._topology)!r}. Choose tests: -k {topology}."
             )
-        self._strategy = strategy
-        self._cluster = HostCluster(topology, 0, folder)
+        self.strategy = strategy
+        self.cluster = HostCluster(topology, 0, folder)
         seed_everything(seed)
-
-    def make_strategy(self, item: pytest.Item) -> Any:
-        """Return the strategy that the test's mark asks for."""
-        return make_strategy(self._strategy)
-
-    def logical_devices(self) -> list[Any]:
-        """Return the devices that a program sees."""
-        return logical_devices(0)
-
-    def shared_folder(self) -> Path:
-        """Return a folder of the test."""
-        return self._cluster.shared_path
-
-    def cluster(self) -> HostCluster:
-        """Return the cluster as its only host sees it."""
-        return self._cluster
