@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from emulate import faults
-    from emulate.cluster import Cluster
+    from emulate.cluster import Cluster, Pool
     from emulate.errors import ByDesignWarning
-    from emulate.pool import Pool
     from emulate.report import assert_equivalent
     from emulate.topology import Topology
     from emulate.verify import Verdict, verify
@@ -22,7 +21,7 @@ __all__ = ["ByDesignWarning", "Cluster", "Pool", "Topology", "Verdict", "assert_
 _HOMES = {
     "ByDesignWarning": "emulate.errors",
     "Cluster": "emulate.cluster",
-    "Pool": "emulate.pool",
+    "Pool": "emulate.cluster",
     "Topology": "emulate.topology",
     "Verdict": "emulate.verify",
     "assert_equivalent": "emulate.report",

@@ -1,75 +1,55 @@
-"""Run hosts as processes: the pre-loaded parent that forks them, their isolation, supervision and end."""
+"""Run hosts as processes: the pre-loaded parent that forks them, their isolation, supervision and end, and warm hosts."""
 
 from emulate.cluster.cluster import Cluster
-from emulate.cluster.environ import is_read_at_import
-from emulate.cluster.gpus import ask_before_waiting
-from emulate.cluster.hang import Follower, Hang, HangJudge, HostState, explain_hang
-from emulate.cluster.host import HostContext, describe, note_no_route
+from emulate.cluster.context import HostContext
+from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.isolation import describe_isolation, take_names
-from emulate.cluster.lives import (
+from emulate.cluster.parent import Preload
+from emulate.cluster.plan import FIRST_PORT, ClusterPlan, HostOutcome
+from emulate.cluster.pool import Lease, Pool
+from emulate.cluster.restarts import (
     TEMPORARY_FAILURE,
     Standstill,
     asks_to_go_on,
     first_cause,
+    first_sigterm,
     follows_from_a_peer,
-    is_for_ever,
     leaves_in_order,
     next_life,
     patience_after,
 )
-from emulate.cluster.parent import Preload
-from emulate.cluster.plan import (
-    FIRST_PORT,
-    ClusterPlan,
-    HostOutcome,
-    Owner,
-    RemoteError,
-    check_function,
-    check_time_limit,
-    checked_environment,
-    roles_of,
-)
-from emulate.cluster.sigterm import first_sigterm
+from emulate.cluster.session import HostResult
 from emulate.cluster.supervision import RunningCluster
-from emulate.cluster.threads import Thread, waits_for
+from emulate.cluster.upstream import before_runtime, keep_meeting
 from emulate.cluster.views import remove_tree
+from emulate.cluster.warm_host import Reset
 
 __all__ = [
     "FIRST_PORT",
     "TEMPORARY_FAILURE",
     "Cluster",
     "ClusterPlan",
-    "Follower",
     "Hang",
     "HangJudge",
     "HostContext",
     "HostOutcome",
-    "HostState",
-    "Owner",
+    "HostResult",
+    "Lease",
+    "Pool",
     "Preload",
-    "RemoteError",
+    "Reset",
     "RunningCluster",
     "Standstill",
-    "Thread",
-    "ask_before_waiting",
     "asks_to_go_on",
-    "check_function",
-    "check_time_limit",
-    "checked_environment",
-    "describe",
+    "before_runtime",
     "describe_isolation",
-    "explain_hang",
     "first_cause",
     "first_sigterm",
     "follows_from_a_peer",
-    "is_for_ever",
-    "is_read_at_import",
+    "keep_meeting",
     "leaves_in_order",
     "next_life",
-    "note_no_route",
     "patience_after",
     "remove_tree",
-    "roles_of",
     "take_names",
-    "waits_for",
 ]

@@ -37,9 +37,6 @@ class Inbox:
                 arrived = b""
             self.is_closed = not arrived
             self._bytes += arrived
-        return self._cut()
-
-    def _cut(self) -> list[tuple[bytes, bytes]]:
         frames, at = [], 0
         while len(self._bytes) - at >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._bytes, at)

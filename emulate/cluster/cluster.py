@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, final
 
-from emulate.cluster.environ import is_read_at_import
-from emulate.cluster.hang import Follower, explain_hang
-from emulate.cluster.host import HostContext
-from emulate.cluster.lives import Standstill, asks_to_go_on, first_cause, is_for_ever, next_life, patience_after, telling
+from emulate.cluster.context import HostContext
+from emulate.cluster.environ import read_at_import
+from emulate.cluster.hang import Hang, HangJudge, explain_hang
 from emulate.cluster.parent import Preload, share_preload
-from emulate.cluster.plan import ClusterPlan, HostOutcome, Owner, check_function, check_time_limit, checked_environment
-from emulate.cluster.supervision import RunningCluster
+from emulate.cluster.plan import (
+    ClusterPlan,
+    ForkGuard,
+    HostOutcome,
+    check_function,
+    check_one_of,
+    check_time_limit,
+    checked_environment,
+)
+from emulate.cluster.restarts import Standstill, asks_to_go_on, first_cause, is_for_ever, next_life, patience_after, telling
+from emulate.cluster.supervision import HANG, TIMEOUT, Event, RunningCluster, Watch
 from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
 from emulate.errors import Hung, ProgramFailed, UsageError
@@ -29,7 +38,7 @@ from emulate.topology import Topology
 
 
 @final
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """Run functions on emulated hosts on this machine, each a process with its own devices.
 
     Every `run` forks fresh hosts from one process that has imported TensorFlow. So a run takes tenths of a second and finds
@@ -76,29 +85,22 @@ class Cluster:
         preload: Preload | None = None,
     ) -> None:
         self.topology = Topology.parse(topology)
-        _check_one_of("all_reduce", all_reduce, ("auto", "ring", "hierarchical", "one-device"))
-        _check_one_of("network", network, ("own", "host"))
+        check_one_of("all_reduce", all_reduce, ("auto", "ring", "hierarchical", "one-device"))
+        check_one_of("network", network, ("own", "host"))
         check_time_limit(timeout)
         choice = choose_device(device, [self.topology])
         self.device = choice.kind
-        self._all_reduce = all_reduce
-        self._network = network
+        self._options: dict[str, Any] = {"all_reduce": all_reduce, "network": network, "echo": echo}
         self._timeout = timeout
         self._own_environment = checked_environment(environment)
-        self._echo = echo
-        self._owner = Owner()
+        self._fork_guard = ForkGuard()
         self._preload: Preload | None = preload
         self._environment = self._own_environment
         if self._preload is None:
             self._preload, self._environment = share_preload(self._own_environment)
         self.fired: list[Fired] = []
         self.restarts = 0
-        self._steps: Callable[[int], int | None] = lambda host: None
-        self._arrived: set[int] = set()
         self.notes: list[str] = [choice.why] if choice.why else []
-
-    def _early(self) -> dict[str, str]:
-        return {name: value for name, value in self._own_environment.items() if is_read_at_import(name)}
 
     def run(
         self,
@@ -134,110 +136,61 @@ class Cluster:
                 f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
                 "Make a new one."
             )
-        self._owner.check("A cluster")
+        self._fork_guard.check("A cluster")
         check_function(function)
         wanted_faults = parse_all(faults)
         check_for(wanted_faults, self.topology)
         if not (isinstance(restarts, int) and restarts >= 0):
             raise UsageError(f"A number of restarts must not be negative. Received: restarts={restarts!r}. Use 0 for none.")
-        call = _Call(
-            pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
-        )
+        name = getattr(function, "__qualname__", repr(function))
+        call = _Call(pickle_by_value(functools.partial(function, *args, **kwargs), name))
         try:
             return self._run_once(self._preload, call, wanted_faults, restarts)
         except _NeedsFreshProcessError:
-            with Preload(environment=self._early(), imports=False) as preload:
+            with Preload(environment=read_at_import(self._own_environment), imports=False) as preload:
                 return self._run_once(preload, call, wanted_faults, restarts)
 
     def _run_once(self, preload: Preload, call: _Call, faults: tuple[Fault, ...], restarts: int) -> list[Any]:
         directory = Path(tempfile.mkdtemp(dir=preload.directory))
+        plan = ClusterPlan(self.topology, call, directory, device=self.device, environment=self._environment, **self._options)
         try:
-            with preload.launch(replace(self._plan(call, directory), faults=faults)) as running:
+            with preload.launch(replace(plan, faults=faults)) as running:
                 self.fired = running.fired
-                self._live(running, restarts)
+                life = self._live(running, restarts)
             check_fired(faults, running.fired)
             self.notes += [note for note in running.notes if note not in self.notes]
-            return _values(running)
+            return life.values()
         finally:
             remove_tree(directory)
 
-    def _plan(self, call: _Call, directory: Path) -> ClusterPlan:
-        return ClusterPlan(
-            topology=self.topology,
-            entry=call,
-            directory=directory,
-            device=self.device,
-            all_reduce=self._all_reduce,
-            network=self._network,
-            environment=self._environment,
-            echo=self._echo,
-        )
-
-    def _live(self, running: RunningCluster, restarts: int) -> None:
-        """Supervise it through all its lives."""
+    def _live(self, running: RunningCluster, restarts: int) -> _Life:
+        """Follow it through all its lives. Return the last one."""
         self.restarts = 0
-        self._arrived.clear()
-        while not self._is_done(running, self.restarts < restarts):
+        while True:
+            life = _Life(running, self._timeout, self.notes)
+            ending, cause = life.follow(), first_cause(running.outcomes)
+            is_hung = ending in (HANG, TIMEOUT)
+            if not is_hung and cause is None:
+                return life
+            is_expected = any(is_for_ever(fired.fault) for fired in running.fired_now) if is_hung else asks_to_go_on(running)
+            if self.restarts == restarts or not is_expected:
+                life.fail(cause, life.judge.state(cause.host).step) if cause is not None else life.fail_to_end(ending)
             self.restarts += 1
             running.restart(next_life(running, self.restarts))
-
-    def _is_done(self, running: RunningCluster, may_restart: bool) -> bool:
-        """Supervise it through one life; False where it is to have another."""
-        try:
-            cause = self._supervise(running)
-        except Hung:
-            if may_restart and any(is_for_ever(fired.fault) for fired in running.fired_now):
-                return False
-            raise
-        if cause is not None and not (may_restart and asks_to_go_on(running)):
-            _fail(running, cause, self._steps(cause.host), has_arrived=cause.host in self._arrived)
-        return cause is None
-
-    def _supervise(self, running: RunningCluster) -> HostOutcome | None:
-        """Wait until the run is over or has failed. Return the host whose end gives the reason."""
-        until = given_up = failed_at = float("inf")
-        limit = self._timeout or float("inf")
-        standstill, follower = Standstill(running), Follower(running)
-        self._steps = follower.step
-        while not running.is_over and time.monotonic() < given_up:
-            for host, event in running.events(0.2):
-                self._react(host, event)
-                follower.feed(host, event)
-                if event["event"] == "started":  # how long the start may take has a limit of its own
-                    until = time.monotonic() + limit
-            if (cause := first_cause(running.outcomes)) is not None:
-                failed_at = min(failed_at, time.monotonic())
-                given_up = failed_at + patience_after(cause)
-            elif (hang := follower.hang()) is not None:
-                raise _hung(follower, f"no host can go on ({hang.code}: {hang.description})", "hang")
-            elif time.monotonic() > until or standstill.is_reached():
-                raise _hung(follower, f"timeout={limit:g} s", "timeout")
-        return first_cause(running.outcomes)
-
-    def _react(self, host: int, event: Mapping[str, Any]) -> None:
-        if event["event"] == _ARRIVED:
-            self._arrived.add(host)
-        if event["event"] == "needs-fresh-process":
-            raise _NeedsFreshProcessError
-        if event["event"] == "note" and event["text"] not in self.notes:
-            self.notes.append(event["text"])
 
     def close(self) -> None:
         """Refuse further runs. The hosts of each `run` have ended with it."""
         self._preload = None
 
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_ARRIVED = "arrived"  # the function, with its arguments, on a host
 
 
 class _NeedsFreshProcessError(Exception):
     pass
+
+
+_ARRIVED = "arrived"  # the function, with its arguments, on a host
 
 
 @dataclass(frozen=True)
@@ -256,58 +209,6 @@ class _Call:
         return function()
 
 
-def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
-    if value not in possible:
-        raise UsageError(f"{name} must be one of {', '.join(possible)}. Received: {name}={value!r}. Choose one of them.")
-
-
-def _values(running: RunningCluster) -> list[Any]:
-    by_host = {outcome.host: outcome for outcome in running.outcomes}
-    for outcome in running.outcomes:
-        if outcome.status == "exited":  # os._exit(0), where sys.exit(0) returns None
-            _fail(running, outcome, None, has_arrived=True)
-    return [_value(running, by_host[host]) for host in range(len(running.roles))]
-
-
-def _value(running: RunningCluster, outcome: HostOutcome) -> Any:
-    try:
-        return outcome.value
-    except Exception as error:  # a class that only the host knows, or that cannot be made again
-        text = (
-            "The process that calls a function must be able to unpickle what it returns. "
-            f"Received: {type(error).__name__}: {error}, of what {running.name(outcome.host)} returned. "
-            "Return numbers, NumPy arrays and containers of them."
-        )
-        raise ProgramFailed(text, host=outcome.host, traceback_text="") from error
-
-
-def _hung(follower: Follower, what: str, reason: str) -> Hung:
-    running = follower.cluster
-    stacks, explained = running.stacks(), explain_hang(follower)
-    waits = f"{running.first_use}. " if running.first_use and reason == "timeout" else ""
-    return Hung(
-        f"A function must end in time on every host. Received: {what}, topology={str(running.plan.topology)!r}. {waits}"
-        f"Give it more time, or see where each host was:\n{explained}",
-        reason=reason,
-        stacks=stacks,
-    )
-
-
-def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, has_arrived: bool) -> NoReturn:
-    name, output = running.name(outcome.host), _last_output(running, outcome.host)
-    expected = "".join(f"A fault was injected: {fired}. " for fired in running.fired)
-    after = "" if step is None else f" after step {step}"
-    if outcome.error is not None:
-        said = f"{outcome.error.kind} on {name}:\n{shorten_traceback(outcome.error.traceback_text)}{output}"
-        text = f"{_NOT_RAISE if has_arrived else _ARRIVE} {expected}Received: {said}"
-        raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
-    how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
-    text = f"A function must return. Received: {name} ended with {how}{after}. {expected}{output}".rstrip()
-    if outcome.stack:
-        text += f"\nPython's stack there:\n{outcome.stack}"
-    raise ProgramFailed(text, host=outcome.host, traceback_text="")
-
-
 _NOT_RAISE = "A function must not raise."
 _ARRIVE = (
     "A host must be able to unpickle a function and its arguments, as it can numbers, NumPy arrays and containers of them, "
@@ -315,11 +216,106 @@ _ARRIVE = (
 )
 
 
-def _last_output(running: RunningCluster, host: int) -> str:
-    """Return the end of the host's output, for the message."""
-    shown = ""
-    for name in ("stdout", "stderr"):
-        path = running.plan.directory / f"host-{host}" / name
-        lines = telling(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
-        shown += f"\n{name} of the host:{os.linesep}" + os.linesep.join(lines) if lines else ""
-    return shown
+class _Life:
+    """Follow a cluster from the start of its hosts to their end, or to the next start.
+
+    Args:
+        running: The cluster.
+        timeout: The time limit in seconds, from the moment at which the hosts have started.
+        notes: Gets what the user should know.
+    """
+
+    def __init__(self, running: RunningCluster, timeout: float | None, notes: list[str]) -> None:
+        self.running = running
+        self.judge = HangJudge(running.plan.topology)
+        self._arrived: set[int] = set()
+        self._timeout = timeout
+        self._notes = notes
+        self._watch = Watch(running)
+        self._standstill = Standstill(running)
+        self._hang: Hang | None = None
+        self._failed_at = math.inf
+
+    def follow(self) -> str:
+        """Wait until the run is over or has failed."""
+        return self._watch.follow(lambda: self.running.is_over, self._take, self._find_hang)
+
+    def _take(self, host: int, event: Event) -> None:
+        self.judge.feed(host, event)
+        kind = event["event"]
+        if kind == "needs-fresh-process":
+            raise _NeedsFreshProcessError
+        if kind == _ARRIVED:
+            self._arrived.add(host)
+        elif kind == "note" and event["text"] not in self._notes:
+            self._notes.append(event["text"])
+        elif kind == "started" and self._failed_at == math.inf:  # how long the start may take has a limit of its own
+            self._watch.allow(self._timeout)
+        elif kind == "exit" and (cause := first_cause(self.running.outcomes)) is not None:
+            self._failed_at = min(self._failed_at, time.monotonic())
+            self._watch.given_up_at = self._failed_at + patience_after(cause)
+            self._watch.deadline = math.inf  # the failure says more
+
+    def _find_hang(self) -> str:
+        # A standstill that a fault made is none.
+        self._hang = None if self.running.fired_now else self.judge.verdict(self.running)
+        if self._hang is not None:
+            return HANG
+        return TIMEOUT if self._standstill.is_reached() else ""
+
+    def values(self) -> list[Any]:
+        """Return what each host returned."""
+        for outcome in self.running.outcomes:
+            if outcome.status == "exited":  # os._exit(0), where sys.exit(0) returns None
+                self.fail(outcome, None)
+        return [self._value(outcome) for outcome in sorted(self.running.outcomes, key=lambda outcome: outcome.host)]
+
+    def _value(self, outcome: HostOutcome) -> Any:
+        try:
+            return outcome.value
+        except Exception as error:  # a class that only the host knows, or that cannot be made again
+            text = (
+                "The process that calls a function must be able to unpickle what it returns. "
+                f"Received: {type(error).__name__}: {error}, of what {self.running.name(outcome.host)} returned. "
+                "Return numbers, NumPy arrays and containers of them."
+            )
+            raise ProgramFailed(text, host=outcome.host, traceback_text="") from error
+
+    def fail(self, outcome: HostOutcome, step: int | None) -> NoReturn:
+        """Raise the error about the end of a host."""
+        name, output = self.running.name(outcome.host), self._last_output(outcome.host)
+        expected = "".join(f"A fault was injected: {fired}. " for fired in self.running.fired)
+        after = "" if step is None else f" after step {step}"
+        if (error := outcome.error) is not None:
+            rule = _NOT_RAISE if outcome.host in self._arrived else _ARRIVE
+            text = f"{rule} {expected}Received: {error.kind} on {name}:\n{shorten_traceback(error.traceback_text)}{output}"
+            raise ProgramFailed(text, host=outcome.host, traceback_text=error.traceback_text) from error.exception()
+        how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
+        text = f"A function must return. Received: {name} ended with {how}{after}. {expected}{output}".rstrip()
+        if outcome.stack:
+            text += f"\nPython's stack there:\n{outcome.stack}"
+        raise ProgramFailed(text, host=outcome.host, traceback_text="")
+
+    def _last_output(self, host: int) -> str:
+        shown = ""
+        for name in ("stdout", "stderr"):
+            path = self.running.plan.directory / f"host-{host}" / name
+            lines = telling(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
+            shown += f"\n{name} of the host:{os.linesep}" + os.linesep.join(lines) if lines else ""
+        return shown
+
+    def fail_to_end(self, reason: str) -> NoReturn:
+        """Raise the error that says that the hosts did not end."""
+        running = self.running
+        if self._hang is not None:
+            what = f"no host can go on ({self._hang.code}: {self._hang.description})"
+        else:
+            what = f"timeout={self._timeout or math.inf:g} s"
+        stacks, explained = running.stacks(), explain_hang(running, self.judge)
+        waits = f"{running.first_use}. " if running.first_use and reason == TIMEOUT else ""
+        raise Hung(
+            f"A function must end in time on every host. Received: {what}, topology={str(running.plan.topology)!r}. {waits}"
+            f"Give it more time, or see where each host was:\n{explained}",
+            reason=reason,
+            stacks=stacks,
+        )

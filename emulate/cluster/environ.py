@@ -30,6 +30,11 @@ def is_read_at_import(name: str) -> bool:
     return name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
 
 
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a process must have before it imports TensorFlow."""
+    return {name: value for name, value in environment.items() if is_read_at_import(name)}
+
+
 class EnvironmentWatch:
     """Decide what happens when a program changes its environment.
 
@@ -74,7 +79,12 @@ class EnvironmentWatch:
         if name != _KEPT:
             self._check(name, value)
             return value
-        if value == self._tf_config or not (self._is_set or _names_cluster(value)):
+        try:
+            config = json.loads(value)
+        except ValueError:
+            config = None  # not for us to mend
+        names_cluster = not isinstance(config, dict) or bool(config.get("cluster"))
+        if value == self._tf_config or not (self._is_set or names_cluster):
             return value
         self._say(f"The program sets TF_CONFIG itself to {_short(value)}; each host got the topology's.")
         return self._tf_config
@@ -148,14 +158,6 @@ def _is_written_by_library() -> bool:
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "os", "collections.abc"):
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")).partition(".")[0] in ("tensorflow", "keras", "tf_keras")
-
-
-def _names_cluster(value: str) -> bool:
-    try:
-        config = json.loads(value)
-    except ValueError:
-        return True  # not for us to mend
-    return not isinstance(config, dict) or bool(config.get("cluster"))
 
 
 def _short(text: str) -> str:

@@ -73,7 +73,11 @@ class GpuHold:
     @functools.cached_property
     def text(self) -> str:
         """Return what the user should know about the GPUs."""
-        return f"{self._allotment.text} {self._about_first_use(self.compiling)}" if self.compiling else self._allotment.text
+        if not self.compiling:
+            return self._allotment.text
+        kept = f"they are kept in {self._kernels}" if self._kernels else "no folder keeps them for later runs (CUDA_CACHE_PATH)"
+        until = "Until then runs need a longer --timeout (in pytest --gpudist-deadline)."
+        return f"{self._allotment.text} {self.compiling}; {kept}. {until}"
 
     @functools.cached_property
     def compiling(self) -> str:
@@ -85,10 +89,6 @@ class GpuHold:
         views = outermost(self._plan.views)
         hidden = [] if Path("/") in views else views  # the root folder gets no view
         return kernel_folder(hidden, {**os.environ, **self._plan.environment})
-
-    def _about_first_use(self, compiling: str) -> str:
-        kept = f"they are kept in {self._kernels}" if self._kernels else "no folder keeps them for later runs (CUDA_CACHE_PATH)"
-        return f"{compiling}; {kept}. Until then runs need a longer --timeout (in pytest --gpudist-deadline)."
 
     @property
     def kind(self) -> str:

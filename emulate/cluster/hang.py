@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from emulate.cluster.plan import host_name, roles_of
 from emulate.cluster.supervision import RunningCluster
-from emulate.cluster.threads import DATA, LOCK, SLEEP, TENSORFLOW, Thread, is_at_a_lock, is_fed_by_a_lock, place_of, waits_for
+from emulate.cluster.threads import DATA, LOCK, SLEEP, TENSORFLOW, Thread, is_at_a_lock, place_of, waits_for
 from emulate.topology import Topology
 
-PATIENCE = 2.5
+_PATIENCE = 2.5
 """Seconds of standstill that are waited for: what is about to be completed, or to fail by itself, has done so by then."""
-IDLE_PATIENCE = 10.0
+_IDLE_PATIENCE = 10.0
+"""The same where some hosts are in no collective, which nobody can know to be for ever: data may be on its way."""
 _ENDLESS = {
     DATA: "waits for the next batch of its data",
     LOCK: "waits for another of its threads (a lock, a queue, an event)",
@@ -29,6 +30,7 @@ _ENDLESS = {
 }
 _AT_A_LOCK = "waits for a lock that one of its threads holds"
 _BUSY = 0.1  # of one processor: a host in a hung collective uses next to none
+_STRAGGLER_BUSY = 0.05
 
 
 class Watched(Protocol):
@@ -36,6 +38,12 @@ class Watched(Protocol):
 
     def cpu_seconds(self, host: int) -> float:
         """Return the processor time that the host has used."""
+
+    def is_runnable(self, host: int) -> bool:
+        """Return whether a thread of the host can run."""
+
+    def threads(self) -> dict[int, list[Thread]]:
+        """Return what the threads of each host do."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,11 @@ class Hang:
 
 
 @dataclass
-class _Host:
+class HostState:
     """Hold what is known about one host."""
 
     inside: dict[int, tuple[int, str]] = field(default_factory=dict)
+    last: str | None = None  # its last collective, with its number
     known: set[str] = field(default_factory=set)  # collectives that its program has
     step: int | None = None
     end: tuple[str, int | None] | None = None
@@ -88,8 +97,6 @@ class HangJudge:
 
     Args:
         topology: The cluster's shape.
-        patience: Seconds for which nothing may have moved where all are in collectives.
-        idle_patience: The same where some are not, which nobody can know to be for ever: data may be on its way.
         clock: The time in seconds.
 
     Example:
@@ -99,18 +106,9 @@ class HangJudge:
         hang = judge.verdict(cluster)
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        patience: float = PATIENCE,
-        idle_patience: float = IDLE_PATIENCE,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, topology: Topology, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._roles = roles_of(topology)
-        self._hosts = [_Host() for _ in self._roles]
-        self._patience = patience
-        self._idle_patience = idle_patience
+        self._hosts = [HostState() for _ in self._roles]
         self._clock = clock
         self._since: float | None = None
         self._cpu: dict[int, float] = {}
@@ -119,6 +117,7 @@ class HangJudge:
         """Take in an event of a host: `collective`, `progress`, `reached`, `continued` or `exit`."""
         state, kind = self._hosts[host], event["event"]
         if kind == "collective":
+            state.last = f"{event['name']}, number {event['ordinal']}"
             if event["phase"] == "enter":
                 state.inside[event["replica"]] = (event["ordinal"], event["name"])
             else:
@@ -137,19 +136,28 @@ class HangJudge:
             return
         self._since = None
 
+    def state(self, host: int) -> HostState:
+        """Return what is known about a host."""
+        return self._hosts[host]
+
     def verdict(self, cluster: Watched) -> Hang | None:
         """Return the hang, or None while a host may still continue. Call it several times a second."""
         live = {number: host for number, host in enumerate(self._hosts) if host.end is None}
-        is_hopeless = bool(live) and all(host.is_stuck for host in live.values()) and self._is_hopeless(live)
-        is_idle = bool(live) and not all(host.is_stuck for host in live.values()) and hasattr(cluster, "threads")
-        if not (is_hopeless or is_idle) or getattr(cluster, "is_passing", False):
+        are_stuck = all(host.is_stuck for host in live.values())
+        # A member is missing, or the live hosts are in different collectives.
+        is_hopeless = are_stuck and (len(live) < len(self._hosts) or len({host.place for host in live.values()}) > 1)
+        is_idle = not are_stuck and hasattr(cluster, "threads")
+        if not live or not (is_hopeless or is_idle) or getattr(cluster, "is_passing", False):
             self._since = None
             return None
-        now, patience = self._clock(), self._patience if is_hopeless else self._idle_patience
-        if self._since is None or self._has_worked(live, cluster, now - self._since, patience):
-            self._since = now
-            self._cpu = {number: cluster.cpu_seconds(number) for number in live}
-        if now - self._since < patience:
+        now, used = self._clock(), {number: cluster.cpu_seconds(number) for number in live}
+        if self._since is None:
+            self._since, self._cpu = now, used
+        seconds = now - self._since
+        if seconds < (_PATIENCE if is_hopeless else _IDLE_PATIENCE):
+            return None
+        if any(used[number] - self._cpu[number] > _BUSY * seconds for number in live):
+            self._since, self._cpu = now, used
             return None
         if is_hopeless:
             where = {number: self._where(host) for number, host in enumerate(self._hosts)}
@@ -157,15 +165,7 @@ class HangJudge:
         self._since = None  # asked again only after as long
         return self._explain(live, cluster)
 
-    def _is_hopeless(self, live: dict[int, _Host]) -> bool:
-        """Return whether a member is missing, or the live hosts are in different collectives."""
-        return len(live) < len(self._hosts) or len({host.place for host in live.values()}) > 1
-
-    def _has_worked(self, live: dict[int, _Host], cluster: Watched, seconds: float, patience: float) -> bool:
-        used = (cluster.cpu_seconds(number) - self._cpu[number] for number in live)
-        return seconds >= patience and any(cpu_seconds > _BUSY * seconds for cpu_seconds in used)
-
-    def _explain(self, live: dict[int, _Host], cluster: Any) -> Hang | None:
+    def _explain(self, live: dict[int, HostState], cluster: Any) -> Hang | None:
         """Return what hosts outside of collectives wait for, if no host works and it can never come."""
         if any(cluster.is_runnable(number) for number in live):
             return None
@@ -175,8 +175,9 @@ class HangJudge:
         }
         if len(outside) < sum(not host.is_stuck for host in live.values()) or not set(outside.values()) <= _ENDLESS.keys():
             return None
-        is_awaited = len(outside) < len(live) or LOCK in outside.values() or any(map(is_fed_by_a_lock, threads.values()))
-        if not is_awaited:
+        all_threads = (thread for host_threads in threads.values() for thread in host_threads)
+        is_data_locked = any(thread.feeds and thread.waits_for == LOCK for thread in all_threads)
+        if len(outside) == len(live) and LOCK not in outside.values() and not is_data_locked:
             return None  # data may be on its way, and a step that the probe does not see into may be long
         places = {number: place_of(threads[number]) for number in outside}
         where = {number: self._where(host) for number, host in enumerate(self._hosts) if number not in outside}
@@ -189,35 +190,76 @@ class HangJudge:
     def _text(self, where: dict[int, str]) -> str:
         return "; ".join(f"{host_name(self._roles, number)} {what}" for number, what in sorted(where.items()))
 
-    def _code(self, live: dict[int, _Host]) -> str:
+    def _code(self, live: dict[int, HostState]) -> str:
         ends = {host.end[0] for host in self._hosts if host.end is not None}
         if ends - {"returned", "reached"}:
             return "host-exited"
         if ends:
             return "unequal-steps"
-        return "collective-order" if self._is_a_matter_of_order(live) else "collective-mismatch"
-
-    def _is_a_matter_of_order(self, live: dict[int, _Host]) -> bool:
-        """Return whether the hosts run the same collectives, equally many, in different orders."""
         ordinals = {host.place[1] for host in live.values()}
         names = {host.place[2] for host in live.values()}
-        return len(ordinals) == 1 and len(names) > 1 and all(names <= host.known for host in live.values())
+        # The hosts run the same collectives, equally many, in different orders.
+        is_a_matter_of_order = len(ordinals) == 1 and len(names) > 1 and all(names <= host.known for host in live.values())
+        return "collective-order" if is_a_matter_of_order else "collective-mismatch"
 
-    def _where(self, host: _Host) -> str:
+    def _where(self, host: HostState) -> str:
         after = host.after
         if host.end is None:
             _, ordinal, name = host.place
             return f"waits in {name}, its collective number {ordinal}{after}"
-        status, code = host.end
-        how = {
-            "returned": "ended its program",
-            "reached": "made all its steps",
-            "raised": "raised",
-            "exited": f"left with exit code {code}",
-            "killed": f"was killed by signal {-(code or 0)}",
-            "missing": "never started",
-        }.get(status, "was ended")
-        return f"{how}{after}"
+        how = {"returned": "ended its program", "reached": "made all its steps", "raised": "raised"}
+        return f"{how.get(host.end[0]) or _how_it_ended(*host.end)}{after}"
+
+
+class Stragglers:
+    """Check whether unfinished hosts can never finish, because they wait for finished ones.
+
+    Args:
+        cluster: Whose hosts.
+        patience: Seconds for which they have done nothing; nobody can know a wait to be for ever.
+        clock: The time in seconds.
+    """
+
+    def __init__(self, cluster: Watched, patience: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._patience = patience
+        self._clock = clock
+        self._pending: list[int] = []
+        self._since = 0.0
+        self._used: list[float] = []
+
+    def are_lost(self, pending: list[int], num_hosts: int) -> bool:
+        """Return whether this is so now. Call it several times a second.
+
+        Args:
+            pending: The hosts that are not done.
+            num_hosts: How many run the job.
+
+        Returns:
+            Whether they wait in TensorFlow, and have done nothing for some seconds.
+        """
+        if not pending or len(pending) == num_hosts:
+            return False
+        now = self._clock()
+        if pending != self._pending:
+            self._begin(pending, now)
+        if now - self._since < self._patience:
+            return False
+        worked = [self._cluster.cpu_seconds(host) - before for host, before in zip(pending, self._used, strict=True)]
+        is_idle = all(seconds < _STRAGGLER_BUSY * (now - self._since) for seconds in worked)
+        if is_idle and not any(self._cluster.is_runnable(host) for host in pending):
+            threads = self._cluster.threads()
+            waiting = [threads.get(host, []) for host in pending]
+            # A thread in TensorFlow there is in any case: locks alone may have a time limit.
+            have_one_in_tensorflow = all(any(thread.waits_for == TENSORFLOW for thread in own) for own in waiting)
+            if have_one_in_tensorflow and all(waits_for(own) in (TENSORFLOW, LOCK) for own in waiting):
+                return True
+        self._begin(pending, now)
+        return False
+
+    def _begin(self, pending: list[int], now: float) -> None:
+        self._pending, self._since = list(pending), now
+        self._used = [self._cluster.cpu_seconds(host) for host in pending]
 
 
 _WORDS = {
@@ -228,114 +270,41 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class HostState:
-    """Hold what is known about a host.
-
-    Attributes:
-        host: Its number.
-        name: What messages call it.
-        doing: What it does, in words.
-        step: Its last step, counted from 1; None where none was seen.
-        collective: Its last collective; None where none was seen.
-        stack: Its Python stack, outermost call first; empty where it is gone.
-    """
-
-    host: int
-    name: str
-    doing: str
-    step: int | None
-    collective: str | None
-    stack: str
-
-    def __str__(self) -> str:
-        parts = [f"last step {self.step}"] if self.step is not None else []
-        parts += [f"last collective {self.collective}"] if self.collective else []
-        details = f" ({', '.join(parts)})" if parts else ""
-        return f"{self.name} {self.doing}{details}" + (f":\n{self.stack}" if self.stack else "")
-
-
-@dataclass
-class Follower:
-    """Follow the events of a cluster, to tell where each host is.
-
-    Args:
-        cluster: Which one.
-    """
-
-    cluster: RunningCluster
-    judge: HangJudge = field(init=False)
-    _steps: dict[int, int] = field(default_factory=dict, init=False)
-    _collectives: dict[int, str] = field(default_factory=dict, init=False)
-    _inside: dict[int, set[int]] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.judge = HangJudge(self.cluster.plan.topology)
-
-    def feed(self, host: int, event: Mapping[str, Any]) -> None:
-        """Take in an event."""
-        self.judge.feed(host, event)
-        if event["event"] == "progress":
-            self._steps[host] = event["step"]
-        elif event["event"] == "collective":
-            self._collectives[host] = f"{event['name']}, number {event['ordinal']}"
-            inside = self._inside.setdefault(host, set())
-            (inside.add if event["phase"] == "enter" else inside.discard)(event["replica"])
-
-    def hang(self) -> Hang | None:
-        """Return the hang if nothing can continue; None for a standstill that a fault made."""
-        return None if self.cluster.fired_now else self.judge.verdict(self.cluster)
-
-    def step(self, host: int) -> int | None:
-        """Return the last step that a host was seen to make."""
-        return self._steps.get(host)
-
-    def states(self) -> list[HostState]:
-        """Return where each host is."""
-        stacks, threads = self.cluster.stacks(), self.cluster.threads()
-        ends = {outcome.host: outcome for outcome in self.cluster.outcomes}
-        states = []
-        for host in range(len(self.cluster.roles)):
-            if host in ends:
-                doing = _ended(ends[host].status, ends[host].code)
-            elif host in self.cluster.stopped:
-                doing = "is stopped by a fault"
-            elif self._inside.get(host):
-                doing = f"waits in {self._collectives[host].rpartition(', ')[0]}"
-            else:
-                host_threads = threads.get(host, [])
-                doing = _WORDS.get(waits_for(host_threads), "runs") + place_of(host_threads)
-            states.append(
-                HostState(
-                    host,
-                    self.cluster.name(host),
-                    doing,
-                    self._steps.get(host),
-                    self._collectives.get(host),
-                    stacks.get(host, ""),
-                )
-            )
-        return states
-
-
-def explain_hang(follower: Follower) -> str:
+def explain_hang(cluster: RunningCluster, judge: HangJudge) -> str:
     """Return a text about each host: what it does, its last step and collective, its stack.
 
     Args:
-        follower: Was fed with the cluster's events; one that was not knows the stacks alone.
+        cluster: The cluster.
+        judge: Was fed with the cluster's events; one that was not knows the stacks alone.
 
     Returns:
         The text.
     """
-    expected = [f"It was to be expected: {fired}." for fired in follower.cluster.fired_now]
-    return "\n".join([*expected, *(str(state) for state in follower.states())])
+    stacks, threads = cluster.stacks(), cluster.threads()
+    ends = {outcome.host: outcome for outcome in cluster.outcomes}
+    lines = [f"It was to be expected: {fired}." for fired in cluster.fired_now]
+    for host in range(len(cluster.roles)):
+        state = judge.state(host)
+        if host in ends:
+            how = {"returned": "has ended", "raised": "has raised"}
+            doing = how.get(ends[host].status) or _how_it_ended(ends[host].status, ends[host].code)
+        elif host in cluster.faults.stopped:
+            doing = "is stopped by a fault"
+        elif state.inside and state.last is not None:
+            doing = f"waits in {state.last.rpartition(', ')[0]}"
+        else:
+            host_threads = threads.get(host, [])
+            doing = _WORDS.get(waits_for(host_threads), "runs") + place_of(host_threads)
+        details = [f"last step {state.step}"] if state.step is not None else []
+        details += [f"last collective {state.last}"] if state.last is not None else []
+        known = f" ({', '.join(details)})" if details else ""
+        lines.append(f"{cluster.name(host)} {doing}{known}" + (f":\n{stacks[host]}" if stacks.get(host) else ""))
+    return "\n".join(lines)
 
 
-def _ended(status: str, code: int | None) -> str:
-    return {
-        "returned": "has ended",
-        "raised": "has raised",
-        "exited": f"left with exit code {code}",
-        "killed": f"was killed by signal {-(code or 0)}",
-        "missing": "never started",
-    }.get(status, "was ended")
+def _how_it_ended(status: str, code: int | None) -> str:
+    if status == "exited":
+        return f"left with exit code {code}"
+    if status == "killed":
+        return f"was killed by signal {-(code or 0)}"
+    return "never started" if status == "missing" else "was ended"

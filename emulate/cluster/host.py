@@ -18,26 +18,24 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from json import dumps  # by name: a test may put something else in its place
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from emulate.cluster import system, threads
-from emulate.cluster.channel import ANSWER, EVENT, RESULT, Channel
+from emulate.cluster.channel import RESULT, Channel
+from emulate.cluster.context import HostContext
 from emulate.cluster.environ import EnvironmentWatch
-from emulate.cluster.plan import RemoteError
+from emulate.cluster.plan import Order, RemoteError, roles_of
 from emulate.cluster.upstream import wait_for_leader
-from emulate.cluster.views import Views
 from emulate.devices import GpuShare
-from emulate.errors import Unavailable, UsageError
+from emulate.errors import Unavailable
 from emulate.faults import Board, HostFaults, Late
 from emulate.faults import install as install_faults
 from emulate.imports import when_imported
 from emulate.pickling import to_bytes
 from emulate.program import name_originals, original, own_traceback
-from emulate.topology import Topology
 
 _NO_ROUTE = re.compile(
     r"URLError|gaierror|NameResolutionError|NewConnectionError|URL fetch failure|Max retries exceeded with url|libcurl code"
@@ -50,90 +48,15 @@ _OWN_NETWORK = (
 )
 
 
-@dataclass
-class HostContext:
-    """Give an entry access to its host.
-
-    Attributes:
-        topology: The cluster's topology.
-        host: This host's number.
-        role: `worker`, `chief` or `ps`.
-        directory: This host's own folder: `host-<number>` in the folder of the run.
-    """
-
-    topology: Topology
-    host: int
-    role: str
-    directory: Path
-    _channel: Channel = field(repr=False)
-    _views: Views = field(repr=False)
-    has_own_network: bool = False
-
-    def send(self, event: Mapping[str, Any]) -> None:
-        """Tell the supervisor something that JSON can say; from any thread.
-
-        Args:
-            event: What it is, under `event`, and whatever belongs to it.
-
-        Raises:
-            UsageError: When it does not say what it is.
-        """
-        if not (isinstance(event, Mapping) and isinstance(event.get("event"), str)):
-            raise UsageError(
-                f"What a host sends must say what it is, under 'event'. Received: event={event!r}. "
-                "Send {'event': 'progress', 'step': 3}, say."
-            )
-        with contextlib.suppress(OSError):  # a supervisor that is gone is about to end this process
-            self._channel.send(EVENT, original(dumps(event, separators=(",", ":"))).encode())
-
-    def answer(self, event: Mapping[str, Any]) -> None:
-        """Send an answer as `send` does, for anything that pickle supports: the supervisor unpickles it."""
-        with contextlib.suppress(OSError):
-            self._channel.send(ANSWER, pickle.dumps(dict(event)))
-
-    def receive(self) -> bytes:
-        """Wait for what the supervisor sends with `RunningCluster.tell`; EOFError when it is gone."""
-        return self._channel.receive()[1]
-
-    def fileno(self) -> int:
-        """Return the file descriptor of the connection to the supervisor."""
-        return self._channel.fileno()
-
-    @property
-    def views(self) -> Views:
-        """Return what this run sees of the user's folders."""
-        return self._views
-
-    def path(self, path: Path) -> Path:
-        """Return the place of a user's file in this run: the same path, or its working copy."""
-        return self._views.path(path)
-
-    def is_private(self, path: str) -> bool:
-        """Return whether what is written at this path belongs to this run: in a view, or in the run's folder."""
-        return self._views.is_private(path)
-
-    def note(self, code: str, text: str) -> None:
-        """Tell the supervisor something the user should know."""
-        self.send({"event": "note", "code": code, "text": text})
-
-
 @dataclass(frozen=True)
 class HostSettings:
     """Hold the keeper's settings for a host that it forks."""
 
-    topology: Topology
-    all_reduce: str
-    reference: bool
+    order: Order
     gpus: GpuShare | None
-    entry: bytes
     environment: Mapping[str, str]
-    search_path: tuple[str, ...]
-    cwd: Path
     tf_config: str
-    sets_tf_config: bool
     is_preloaded: bool
-    emulated: bool
-    waits_for_others: bool
     faults: HostFaults
 
 
@@ -144,9 +67,13 @@ def run(settings: HostSettings, context: HostContext, output: tuple[int, int] | 
         _become_a_process_of_its_own(context, output, parent)
         _set_environment(settings, context)
         context.send({"event": "started"})
-        _be_late(settings.faults, context)
+        for number, fault in settings.faults.faults.items():
+            if isinstance(fault, Late) and fault.host == context.host:
+                place = {"host": fault.host, "step": 0, "phase": "start"}
+                context.send({"event": "fired", "fault": number, "text": str(fault), **place})
+                time.sleep(fault.seconds)
         code = _run_entry(settings, context)
-        if code == 0 and settings.waits_for_others:
+        if code == 0 and len(roles_of(settings.order.plan.topology)) > 1:
             # Stay until all are over: a host that leaves first takes the connections of the others with it.
             with contextlib.suppress(OSError):
                 context._channel.socket.recv(64)
@@ -202,14 +129,14 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
     os.environ.update(settings.environment)
     tempfile.tempdir = None  # the new TMPDIR counts
     os.environ.pop("TF_CONFIG", None)
-    if settings.sets_tf_config:
+    if settings.order.plan.sets_tf_config:
         os.environ["TF_CONFIG"] = settings.tf_config
     _keep_proxies_out(settings.tf_config)
-    sys.path[:] = settings.search_path
+    sys.path[:] = settings.order.search_path
     if context.views.copies:
         name_originals(context.views.copies_root)
-    os.chdir(context.path(settings.cwd))
-    if not settings.emulated:
+    os.chdir(context.path(settings.order.cwd))
+    if not settings.order.plan.emulated:
         return
 
     def park(name: str, value: str | None) -> None:
@@ -218,16 +145,7 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
             signal.pause()
 
     fresh = park if settings.is_preloaded else None
-    EnvironmentWatch(settings.tf_config, settings.sets_tf_config, context.note, fresh).start()
-
-
-def _be_late(host_faults: HostFaults, context: HostContext) -> None:
-    for number, fault in host_faults.faults.items():
-        if isinstance(fault, Late) and fault.host == host_faults.host:
-            context.send(
-                {"event": "fired", "fault": number, "text": str(fault), "host": fault.host, "step": 0, "phase": "start"}
-            )
-            time.sleep(fault.seconds)
+    EnvironmentWatch(settings.tf_config, settings.order.plan.sets_tf_config, context.note, fresh).start()
 
 
 def _keep_proxies_out(tf_config: str) -> None:
@@ -243,13 +161,16 @@ def _keep_proxies_out(tf_config: str) -> None:
 def _run_entry(settings: HostSettings, context: HostContext) -> int:
     """Run it and send how it ended; the exit code."""
     try:
-        entry = pickle.loads(settings.entry)
-        if settings.emulated:
+        entry = pickle.loads(settings.order.entry)
+        if settings.order.plan.emulated:
             _install_devices(settings, context)
         install_faults(settings.faults, context.send)
         value = entry(context)
     except SystemExit as leave:
-        return _leave(leave.code, context)
+        if leave.code is None or leave.code == 0:
+            _send_result(context, "returned", None)
+            return 0
+        return exit_code(leave.code)
     except BaseException as error:
         said = describe(error)
         note_no_route(said, context)
@@ -257,37 +178,57 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
         _send_result(context, "raised", said)
         return 1
     try:
-        pickled = to_bytes(value)
-    except Exception as error:  # objects refuse in many ways
-        _send_result(context, "raised", describe(_not_sendable(value, error)))
+        pickled = sendable(value, "a function returns on a host")
+    except TypeError as error:
+        _send_result(context, "raised", describe(TypeError(*error.args)))  # its traceback says nothing more
         return 1
     _send_result(context, "returned", pickled)
     return 0
 
 
+def sendable(value: Any, what: str) -> bytes:
+    """Return a value in the form that is sent to the supervisor.
+
+    Args:
+        value: What a host made.
+        what: What it is, for the message.
+
+    Returns:
+        The pickled value.
+
+    Raises:
+        TypeError: If it cannot be pickled.
+    """
+    try:
+        return to_bytes(value)
+    except Exception as error:  # objects refuse in many ways
+        raise TypeError(
+            f"What {what} must be sendable to another process. Received: a {type(value).__name__}, which is not "
+            f"({type(error).__name__}: {error}). Return numbers, NumPy arrays and containers of them."
+        ) from error
+
+
 def _install_devices(settings: HostSettings, context: HostContext) -> None:
     from emulate.devices import DevicePlan, install
 
-    if settings.topology.has_several_hosts and not settings.topology.is_virtual:
+    plan = settings.order.plan
+    topology = plan.topology
+    if topology.has_several_hosts and not topology.is_virtual:
         when_imported("tensorflow.python.eager.context", wait_for_leader)
-    topology = settings.topology
     num_devices = topology.num_devices if context.role == "worker" else 1
-    is_virtual = topology.is_virtual and not settings.reference
-    plan = DevicePlan(num_devices, topology.num_hosts, settings.all_reduce, settings.reference, settings.gpus, is_virtual)
+    is_virtual = topology.is_virtual and not plan.reference
+    devices = DevicePlan(num_devices, topology.num_hosts, plan.all_reduce, plan.reference, settings.gpus, is_virtual)
     try:
-        install(plan, context.note)
+        install(devices, context.note)
     except Unavailable as error:
         context.send({"event": "unavailable", "text": str(error)})
         raise
 
 
-def _leave(code: Any, context: HostContext) -> int:
-    """Return the exit code of `sys.exit`, as at the end of a Python program."""
-    if code is None or code == 0:
-        _send_result(context, "returned", None)
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
+def exit_code(code: Any) -> int:
+    """Return the exit code of a Python program that ends with `sys.exit(code)`."""
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
     print(code, file=sys.stderr)
     return 1
 
@@ -295,13 +236,6 @@ def _leave(code: Any, context: HostContext) -> int:
 def _send_result(context: HostContext, status: str, content: Any) -> None:
     with contextlib.suppress(OSError):
         context._channel.send(RESULT, pickle.dumps((status, content)))
-
-
-def _not_sendable(value: Any, error: Exception) -> TypeError:
-    return TypeError(
-        f"What a function returns on a host must be sendable to another process. Received: a {type(value).__name__}, which is "
-        f"not ({type(error).__name__}: {error}). Return numbers, NumPy arrays and containers of them."
-    )
 
 
 def note_no_route(error: RemoteError, context: HostContext) -> None:
@@ -318,17 +252,13 @@ def describe(error: BaseException) -> RemoteError:
         said = str(error)
     except Exception:  # as Python's own tracebacks say it
         said = "<exception str() failed>"
-    return RemoteError(name, said, own_traceback(error), _pickle_error(error), kind.__module__)
-
-
-def _pickle_error(error: BaseException) -> bytes | None:
     from tblib import pickling_support
 
-    try:
+    pickled = None
+    with contextlib.suppress(Exception):  # the text says it all the same
         pickling_support.install(error)
-        return to_bytes(error)
-    except Exception:  # the text says it all the same
-        return None
+        pickled = to_bytes(error)
+    return RemoteError(name, said, own_traceback(error), pickled, kind.__module__)
 
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.host import main; main(int(sys.argv[1]))"

@@ -20,13 +20,13 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from emulate.cluster import system
-from emulate.cluster.host import HostContext
+from emulate.cluster.context import HostContext
 from emulate.cluster.views import Views
 from emulate.errors import Unavailable
 from emulate.faults import Board, Fault, Link
@@ -77,7 +77,7 @@ def find_capability() -> Capability:
 
 
 def _try(flags: int) -> Capability:
-    network, overlay = _refusal(flags, _use_network), _refusal(flags, _use_overlay)
+    network, overlay = _refusal(flags, lambda flags: enter(flags | system.CLONE_NEWNET)), _refusal(flags, _use_overlay)
     return Capability(None if network and overlay else flags, network, overlay)
 
 
@@ -106,16 +106,15 @@ def enter(flags: int) -> None:
     uid, gid = os.getuid(), os.getgid()
     system.unshare(flags)
     if flags & system.CLONE_NEWUSER:
-        system.map_own_ids(uid, gid)
+        # Since Linux 3.19 an unprivileged process may write gid_map only after this (user_namespaces(7)).
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     if flags & system.CLONE_NEWNS:
         # Where `/` is shared, as systemd makes it, root's mounts would show in the whole system.
         system.mount("none", "/", None, system.MS_REC | system.MS_PRIVATE)
     if flags & system.CLONE_NEWNET:
-        system.bring_up_loopback()
-
-
-def _use_network(flags: int) -> None:
-    enter(flags | system.CLONE_NEWNET)
+        system.bring_up(b"lo")
 
 
 def _use_overlay(flags: int) -> None:
@@ -180,9 +179,6 @@ def isolate(capability: Capability, *, network: str | None, folders: tuple[Path,
     return isolation
 
 
-_HOSTS = "/etc/hosts"
-
-
 def take_names(context: HostContext, names: Sequence[Sequence[str]]) -> None:
     """Give this process the name of its host, and let it find all hosts by their names.
 
@@ -203,7 +199,7 @@ def take_names(context: HostContext, names: Sequence[Sequence[str]]) -> None:
     try:
         system.unshare(system.CLONE_NEWNS | system.CLONE_NEWUTS)
         system.mount("none", "/", None, system.MS_REC | system.MS_PRIVATE)
-        system.mount(str(file), _HOSTS, None, system.MS_BIND)
+        system.mount(str(file), "/etc/hosts", None, system.MS_BIND)
         socket.sethostname(names[context.host][-1])
     except OSError as error:
         raise Unavailable(f"Hosts with names need a hosts file of their own. Received: {error}.") from None
@@ -215,7 +211,6 @@ _NETWORK = "10.77.0."
 _MASK, _MTU = "255.255.255.0", 9000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCSIFMTU = 0x8916, 0x891C, 0x8922
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 _IPV4, _LAST_OF_DESTINATION = 4, 19
 
 
@@ -244,20 +239,22 @@ class Links:
         Raises:
             Unavailable: Where the system has no TUN devices for us.
         """
-        links = cls()
+        links, own = cls(), os.open("/proc/self/ns/net", os.O_RDONLY)
         try:
-            with _coming_back():
-                for host in range(num_hosts):
-                    system.unshare(system.CLONE_NEWNET)
-                    system.bring_up_loopback()
-                    links.devices.append(_make_device(address(host)))
-                    links.namespaces.append(os.open("/proc/self/ns/net", os.O_RDONLY))
+            for host in range(num_hosts):
+                system.unshare(system.CLONE_NEWNET)
+                system.bring_up(b"lo")
+                links.devices.append(_make_device(address(host)))
+                links.namespaces.append(os.open("/proc/self/ns/net", os.O_RDONLY))
         except OSError as error:
             raise Unavailable(
                 "Links that can be cut, slowed down or lossy need TUN devices. Received: "
                 f"{error.filename or _TUN}: {error.strerror}. In a container allow the device "
                 "(docker run --device /dev/net/tun), or leave faults of links out."
             ) from None
+        finally:
+            system.set_namespace(own, system.CLONE_NEWNET)
+            os.close(own)
         return links
 
     def enter(self, host: int) -> None:
@@ -271,7 +268,7 @@ class Links:
         if os.fork() == 0:
             with contextlib.suppress(BaseException):
                 system.die_with_parent(parent)
-                _Switch(self.devices, board, _slowest(faults, len(self.devices))).run()
+                _Switch(self.devices, board, [fault for fault in faults if isinstance(fault, Link)]).run()
             os._exit(0)
 
     def close(self) -> None:
@@ -284,17 +281,6 @@ class Links:
 def address(host: int) -> str:
     """Return a host's address in the networks with links."""
     return f"{_NETWORK}{host + 1}"
-
-
-@contextlib.contextmanager
-def _coming_back() -> Iterator[None]:
-    """Return to the network that one is in."""
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
-    try:
-        yield
-    finally:
-        system.set_namespace(home, system.CLONE_NEWNET)
-        os.close(home)
 
 
 def why_no_devices() -> str:
@@ -317,28 +303,19 @@ def _make_device(own: str) -> int:
             packed = struct.pack("16sHH4s16x", _DEVICE, socket.AF_INET, 0, socket.inet_aton(text))
             fcntl.ioctl(sock, request, packed)
         fcntl.ioctl(sock, _SIOCSIFMTU, struct.pack("16si20x", _DEVICE, _MTU))
-        flags = struct.unpack_from("16sh", fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sh22x", _DEVICE, 0)))[1]
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", _DEVICE, flags | _IFF_UP))
+    system.bring_up(_DEVICE)
     return fd
-
-
-def _slowest(faults: Sequence[Fault], num_hosts: int) -> Mapping[int, tuple[float, float]]:
-    """Return the latency and loss of each host's packets."""
-    links = [fault for fault in faults if isinstance(fault, Link)]
-    own = {host: [link for link in links if link.host in (None, host)] for host in range(num_hosts)}
-    return {
-        host: (max((link.latency for link in host_links), default=0.0), max((link.loss for link in host_links), default=0.0))
-        for host, host_links in own.items()
-    }
 
 
 class _Switch:
     """Pass packets on, with a delay or not at all, as the faults say."""
 
-    def __init__(self, devices: Sequence[int], board: Board, links: Mapping[int, tuple[float, float]]) -> None:
+    def __init__(self, devices: Sequence[int], board: Board, links: Sequence[Link]) -> None:
         self._devices = devices
         self._board = board
-        self._links = links
+        of_hosts = [[link for link in links if link.host in (None, host)] for host in range(len(devices))]
+        self._latency = [max((link.latency for link in own), default=0.0) for own in of_hosts]
+        self._loss = [max((link.loss for link in own), default=0.0) for own in of_hosts]
         self._waiting: list[tuple[float, int, int, bytes]] = []
         self._count = 0
         self._random = random.Random(0)
@@ -358,14 +335,13 @@ class _Switch:
         with contextlib.suppress(BlockingIOError):
             packet = os.read(self._devices[sender], 1 << 16)
             host = packet[_LAST_OF_DESTINATION] - 1 if packet and packet[0] >> 4 == _IPV4 else -1
-            latency, loss = self._links[sender]
-            if not 0 <= host < len(self._devices) or self._board.is_down(sender) or self._random.random() < loss:
+            if not 0 <= host < len(self._devices) or self._board.is_down(sender) or self._random.random() < self._loss[sender]:
                 return
-            if not latency:
+            if not self._latency[sender]:
                 self._deliver(host, packet)
                 return
             self._count += 1
-            heapq.heappush(self._waiting, (time.monotonic() + latency, self._count, host, packet))
+            heapq.heappush(self._waiting, (time.monotonic() + self._latency[sender], self._count, host, packet))
 
     def _deliver(self, host: int, packet: bytes) -> None:
         if not self._board.is_down(host):

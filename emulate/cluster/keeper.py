@@ -1,62 +1,62 @@
-"""Run the keeper of one cluster: isolate it, fork its hosts, report their ends, and clean up."""
+"""Run the keeper of one cluster: isolate it, fork its hosts, report their ends, and clean up.
+
+Three generations of processes belong to a cluster. The supervisor's pre-loaded parent (preload.py) imports TensorFlow once,
+in seconds. It forks a keeper for each cluster. The keeper forks the hosts. Why is there a process between?
+
+- Namespaces. Only a process with one thread can enter them, and none comes back. So the keeper enters a network and a view of
+  the files for its cluster, and its hosts are born there. The parent stays outside, for the next cluster.
+- Ends. Only a parent can reap a process. The supervisor is not the parent of hosts, and the pre-loaded parent serves all
+  clusters.
+- Cleaning up. What a program started must end with it, however it hides: children, daemons in sessions of their own, deaf to
+  all but SIGKILL. The keeper is a subreaper (prctl), so whatever loses its parent becomes a child of the keeper. It kills its
+  children until none is left (`end_descendants`).
+
+Nothing outlives a run, whoever is killed, and with whatever signal:
+
+- A host asks the kernel to be killed with its keeper (PR_SET_PDEATHSIG).
+- The keeper watches the supervisor through a descriptor of its process (pidfd). The end of their socket would not do: a
+  process that the supervisor forked may hold a copy of it.
+- If the keeper itself is killed, its orphans fall to the pre-loaded parent, a subreaper as well, which ends them.
+- The folders of a supervisor that was killed with all its processes are removed by the next one (parent.py).
+
+What forces the details:
+
+- TensorFlow's runtime does not survive a fork. A keeper has imported TensorFlow, and nothing may start its runtime before the
+  hosts are forked. Assertions say so.
+- The keeper waits for sockets, children and the supervisor at once, in one `select`. Python has no signalfd, so SIGCHLD
+  writes to a wakeup descriptor. A child that ended before the handler was there sends no signal any more. So the keeper reaps
+  once first.
+- Hosts are ended with SIGKILL: TensorFlow's server handles SIGTERM, and its process lives on (2.21). SIGTERM is handed on
+  only as a scheduler's notice, for programs that save.
+- In a restart the hosts end, and the keeper stays. So network, views and temporary folder stay, as on a machine that is
+  rented on.
+
+Rejected: ending a process group or a session, because a daemon leaves both; closing descriptors as the only sign of an end,
+for the reason above; isolation by the hosts themselves, because then each would have a network of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pickle
 import select
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from emulate.cluster import host, system, threads
 from emulate.cluster.channel import CONTROL, Channel, Inbox
+from emulate.cluster.context import HostContext
 from emulate.cluster.isolation import Capability, Isolation, Links, address, isolate
-from emulate.cluster.plan import FIRST_PORT, ClusterPlan, hold_ports, roles_of, tf_config
+from emulate.cluster.plan import AGAIN, FIRST_PORT, Order, hold_ports, roles_of, tf_config
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
-from emulate.devices import GpuShare
 from emulate.errors import GpudistError, Unavailable
 from emulate.faults import Board, FillDisk, HostFaults, Missing, check_disk, needs_links
 
-
-@dataclass(frozen=True)
-class Order:
-    """Hold the supervisor's order to the keeper: the plan without its entry, which is pickled for the hosts only."""
-
-    plan: ClusterPlan
-    entry: bytes
-    search_path: tuple[str, ...]
-    cwd: Path
-    supervisor: int
-    gpus: tuple[GpuShare, ...] = ()
-
-
-@dataclass(frozen=True)
-class Again:
-    """Hold the supervisor's order to fork the hosts again.
-
-    Attributes:
-        plan: Of the new life: it may differ in directory, environment and faults.
-        entry: Its entry, pickled.
-    """
-
-    plan: ClusterPlan
-    entry: bytes
-
-    def message(self) -> bytes:
-        """Return the message to send."""
-        return _AGAIN + pickle.dumps(self)
-
-
 _SIGNALS = {b"stacks": threads.STACK_SIGNAL, b"terminate": signal.SIGTERM}
-_AGAIN = b"again "
 
 
 class Wakeups:
@@ -70,18 +70,25 @@ class Wakeups:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # The socket alone would not do: a process that the supervisor forked may hold a copy of its end.
-        self._supervisor, self._is_alone = _open_process(supervisor)
+        self._is_alone = False
+        self._supervisor: int | None = None  # readable when the process has ended
+        try:
+            self._supervisor = os.pidfd_open(supervisor)
+        except ProcessLookupError:
+            self._is_alone = True
+        except OSError:  # before Linux 5.3, or forbidden
+            pass
 
-    def wait(self, others: Sequence[Any]) -> tuple[list[Any], bool]:
-        """Return the readable ones of the others, and whether the supervisor is gone."""
+    def wait(self, other: socket.socket) -> tuple[bool, bool]:
+        """Return whether the other socket is readable, and whether the supervisor is gone."""
         if self._is_alone:
-            return [], True
-        watched = [self._reader, *others, *([self._supervisor] if self._supervisor is not None else [])]
+            return False, True
+        watched: list[Any] = [self._reader, other, *([self._supervisor] if self._supervisor is not None else [])]
         ready = select.select(watched, (), ())[0]
         if self._reader in ready:
             with contextlib.suppress(BlockingIOError):
                 self._reader.recv(4096)
-        return [other for other in others if other in ready], self._supervisor in ready
+        return other in ready, self._supervisor in ready
 
     def close(self) -> None:
         """Let go of everything: before the sockets are, signals must not be written to them any more."""
@@ -91,16 +98,6 @@ class Wakeups:
         self._writer.close()
         if self._supervisor is not None:
             os.close(self._supervisor)
-
-
-def _open_process(pid: int) -> tuple[int | None, bool]:
-    """Return a descriptor that becomes readable when the process ends, and whether it has already ended."""
-    try:
-        return os.pidfd_open(pid), False
-    except ProcessLookupError:
-        return None, True
-    except OSError:  # before Linux 5.3, or forbidden
-        return None, False
 
 
 def keep(channel: Channel, capability: Capability, *, is_preloaded: bool) -> NoReturn:
@@ -122,20 +119,22 @@ class _Keeper:
         self._channel = channel
         self._order = order
         self._plan = order.plan
-        self._home = order.plan.directory
+        self._home = order.plan.directory  # of the first life: views and temporary folder stay there
         self._roles = roles_of(order.plan.topology)
-        self._hosts: dict[int, int] = {}  # process id: number
+        self._hosts: dict[
+            int, int
+        ] = {}  # process id: number. Invariant: not reaped yet, so that a signal meets no other process.
         self._isolation = Isolation()
-        self._held_ports: list[socket.socket] = []
+        self._held_ports: list[socket.socket] = []  # bound until the end, so that nobody else gets them
         self._links: Links | None = None
 
     def run(self, capability: Capability, is_preloaded: bool) -> None:
         system.adopt_orphans()
         signal.signal(threads.STACK_SIGNAL, signal.SIG_IGN)  # a host that is asked for its stack before it can answer must live
         try:
-            fds = self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
             self._isolate(capability)
             while True:
+                fds = self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
                 self._fork_hosts(fds, is_preloaded)
                 hosts = {number: pid for pid, number in self._hosts.items()}
                 isolation = self._isolation
@@ -143,22 +142,17 @@ class _Keeper:
                 again = self._watch()
                 if again is None:
                     break
-                fds = self._begin_again(again)
+                # In the next life network, views and temporary folder are the same, with what was written there.
+                end_descendants()
+                self._hosts.clear()
+                self._order, self._plan = again, again.plan
+                self._report({"is": "again"})
         except GpudistError as error:
             self._report({"is": "refused", "error": error})
         finally:
             end_descendants()
             self._isolation.views.remove()
             remove_tree(self._home / "tmp")
-
-    def _begin_again(self, again: Again) -> list[int]:
-        """End this life; in the next, network, views and temporary folder are the same, with what was written there."""
-        end_descendants()
-        self._hosts.clear()
-        self._order = replace(self._order, plan=again.plan, entry=again.entry)
-        self._plan = again.plan
-        self._report({"is": "again"})
-        return self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
 
     def _isolate(self, capability: Capability) -> None:
         topology = self._plan.topology
@@ -202,7 +196,10 @@ class _Keeper:
                     end.close()
                 for fd in (fd for pair in outputs[:number] + outputs[number + 1 :] for fd in pair):
                     os.close(fd)
-                context, output = self._context(number, channel), outputs[number] if outputs else None
+                topology, role, directory = self._plan.topology, self._roles[number], self._plan.directory / f"host-{number}"
+                views, own_network = self._isolation.views, self._isolation.own_network
+                context = HostContext(topology, number, role, directory, channel, views, own_network)
+                output = outputs[number] if outputs else None
                 if self._plan.own_hashes and number:
                     host.run_in_own_interpreter(settings, context, output, parent)
                 host.run(settings, context, output, parent)
@@ -224,64 +221,38 @@ class _Keeper:
         return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._held_ports]
 
     def _settings(self, places: list[str], number: int, is_preloaded: bool, board: Board) -> host.HostSettings:
-        plan = self._plan
+        plan, order, roles = self._plan, self._order, self._roles
+        # A chief and parameter servers have none.
+        gpus = order.gpus[roles[:number].count("worker")] if order.gpus and roles[number] == "worker" else None
+        environment = {**plan.environment, "TMPDIR": str(self._home / "tmp")}
+        if gpus and plan.emulated:  # a plain program has all that this process sees: they are held for it
+            # Read by CUDA when a host first asks for its GPUs, which nobody has done before the fork.
+            environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        if plan.topology.is_virtual:  # nobody reaches the places of its hosts
+            num_hosts = plan.topology.num_hosts
+            roles, places = ("worker",) * num_hosts, [f"127.0.0.1:{FIRST_PORT + host}" for host in range(num_hosts)]
         return host.HostSettings(
-            topology=plan.topology,
-            all_reduce=plan.all_reduce,
-            reference=plan.reference,
-            gpus=self._gpus_of(number),
-            entry=self._order.entry,
-            environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(self._home / "tmp")},
-            search_path=self._order.search_path,
-            cwd=self._order.cwd,
-            tf_config=tf_config(*self._of_virtual_hosts(places), plan.virtual_host or number),
-            sets_tf_config=self._plan.sets_tf_config,
+            order=order,
+            gpus=gpus,
+            environment=environment,
+            tf_config=tf_config(roles, places, plan.virtual_host or number),
             is_preloaded=is_preloaded,
-            emulated=plan.emulated,
-            waits_for_others=len(self._roles) > 1,
             faults=HostFaults(number, plan.faults_to_come, board),
         )
 
-    def _of_virtual_hosts(self, places: list[str]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return roles and places, those of virtual hosts too, which nobody reaches."""
-        topology = self._plan.topology
-        if not topology.is_virtual:
-            return self._roles, places
-        return ("worker",) * topology.num_hosts, [f"127.0.0.1:{FIRST_PORT + host}" for host in range(topology.num_hosts)]
-
-    def _gpus_of(self, number: int) -> GpuShare | None:
-        """Return the GPUs of a host that trains; None for a chief and for parameter servers."""
-        index = self._roles[:number].count("worker")
-        return self._order.gpus[index] if self._order.gpus and self._roles[number] == "worker" else None
-
-    def _gpu_environment(self, number: int) -> dict[str, str]:
-        """Read by CUDA when a host first asks for its GPUs, which nobody has done before the fork.
-
-        A plain program has all that this process sees: they are held for it.
-        """
-        gpus = self._gpus_of(number) if self._plan.emulated else None
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
-
-    def _context(self, number: int, channel: Channel) -> host.HostContext:
-        directory = self._plan.directory / f"host-{number}"
-        own = self._isolation.own_network
-        return host.HostContext(
-            self._plan.topology, number, self._roles[number], directory, channel, self._isolation.views, own
-        )
-
-    def _watch(self) -> Again | None:
+    def _watch(self) -> Order | None:
         """Report the ends of hosts and answer, until told to end or to begin again, or the supervisor is gone."""
         inbox = Inbox()
         with contextlib.closing(Wakeups(self._order.supervisor)) as wakeups:
             self._reap()  # what ended before the line above sends no signal any more
             while not inbox.is_closed:
-                _, is_alone = wakeups.wait([self._channel.socket])
+                _, is_alone = wakeups.wait(self._channel.socket)
                 self._reap()
                 if is_alone:
                     return None
                 for _, body in inbox.receive(self._channel.socket):
-                    if body == b"end" or body.startswith(_AGAIN):
-                        return None if body == b"end" else pickle.loads(body[len(_AGAIN) :])
+                    if body == b"end" or body.startswith(AGAIN):
+                        return None if body == b"end" else pickle.loads(body[len(AGAIN) :])
                     self._answer(body)
         return None
 
@@ -296,11 +267,9 @@ class _Keeper:
             for pid in self._hosts:  # not reaped yet, so the numbers are theirs
                 os.kill(pid, _SIGNALS[body])
         elif body.startswith(b"continue"):
-            for pid in self._pids_of(int(body.split()[1])):
+            stopped = int(body.split()[1])
+            for pid in (pid for pid, number in self._hosts.items() if number == stopped):
                 os.kill(pid, signal.SIGCONT)
-
-    def _pids_of(self, number: int) -> list[int]:
-        return [pid for pid, host_number in self._hosts.items() if host_number == number]
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -311,9 +280,7 @@ def wait_for_any(options: int) -> tuple[int, int] | None:
     """Wait as os.waitpid(-1) does; return None without children."""
     try:
         return os.waitpid(-1, options)
-    except OSError as error:
-        if error.errno != errno.ECHILD:
-            raise
+    except ChildProcessError:
         return None
 
 

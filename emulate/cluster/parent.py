@@ -15,15 +15,14 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 from emulate.cluster.channel import CONTROL, Channel
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.gpus import GpuHold
-from emulate.cluster.keeper import Order
-from emulate.cluster.plan import ClusterPlan, Owner
+from emulate.cluster.plan import ClusterPlan, ForkGuard, Order
 from emulate.cluster.preload import Hello
 from emulate.cluster.supervision import RunningCluster
 from emulate.cluster.views import remove_tree
@@ -38,7 +37,7 @@ _PATIENCE = 15.0
 
 
 @final
-class Preload:
+class Preload(AbstractContextManager["Preload"]):
     """Control the pre-loaded parent process. It starts at once and imports in the background.
 
     Args:
@@ -71,7 +70,7 @@ class Preload:
         working_directory()  # relative entries of sys.path begin there
         self.imports = imports
         self.directory, held = make_scratch()
-        self._owner = Owner()
+        self._fork_guard = ForkGuard()
         self._lock = threading.Lock()
         self._control, theirs = Channel.pair()
         try:
@@ -85,7 +84,7 @@ class Preload:
             ) from error
         finally:
             theirs.close()
-        self._finalizer = weakref.finalize(self, _end, self._owner, self._control, self._process, self.directory, held)
+        self._finalizer = weakref.finalize(self, _end, self._fork_guard, self._control, self._process, self.directory, held)
         self._control.send(CONTROL, pickle.dumps(Hello(os.getpid(), self.directory, imports, modules)))
 
     def _start(self, theirs: Channel, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -117,7 +116,7 @@ class Preload:
             UsageError: When another process made this one, or the working directory is gone.
             Unavailable: When this machine's GPUs do not suffice, or are not free in time.
         """
-        self._owner.check("A pre-loaded parent")
+        self._fork_guard.check("A pre-loaded parent")
 
         entry = to_bytes(plan.entry)
         gpus = GpuHold.take(plan) if plan.device == "gpu" else None
@@ -130,26 +129,24 @@ class Preload:
             gpus=gpus.shares if gpus else (),
         )
         cluster = RunningCluster(plan, self.directory / "preload.log", gpus)
-        with contextlib.suppress(OSError), cluster.handing_over() as keeper_end:  # else it finds its keeper gone and says why
-            with self._lock:
-                self._control.send(CONTROL, b"launch")
-                self._control.send_fds([keeper_end])
-            cluster.give(pickle.dumps(order))
+        cluster.start(self._hand_over, order)
         return cluster
+
+    def _hand_over(self, keeper_end: int) -> None:
+        with self._lock:
+            self._control.send(CONTROL, b"launch")
+            self._control.send_fds([keeper_end])
 
     @property
     def is_usable(self) -> bool:
         """Return whether this process made it, it runs, and its folder is there."""
-        return self._owner.is_here and self._process.poll() is None and self.directory.exists()
+        return self._fork_guard.is_here and self._process.poll() is None and self.directory.exists()
 
     def close(self) -> None:
         """End the process, every cluster it forked, and delete the scratch folder; what another process made stays."""
         self._finalizer()
 
-    def __enter__(self) -> Preload:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -159,8 +156,8 @@ def _search_path() -> list[str]:
     return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
 
 
-def _end(owner: Owner, control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int | None) -> None:
-    if not owner.is_here:  # a fork of the supervisor that collects garbage, or leaves
+def _end(fork_guard: ForkGuard, control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int | None) -> None:
+    if not fork_guard.is_here:  # a fork of the supervisor that collects garbage, or leaves
         return
     control.close()
     try:
@@ -235,7 +232,12 @@ def make_scratch() -> tuple[Path, int | None]:
     Raises:
         OSError: When there is no place for it.
     """
-    _remove_abandoned()
+    with os.scandir(tempfile.gettempdir()) as entries:
+        folders = [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False)]
+    for other in folders:
+        with contextlib.suppress(OSError):  # another user's, one that is being made, or one that is held
+            os.close(_locked(other / _HELD))
+            remove_tree(other)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     made = folder / "made"
     try:
@@ -244,15 +246,6 @@ def make_scratch() -> tuple[Path, int | None]:
         return folder, None
     made.rename(folder / _HELD)  # what has this name is locked, or abandoned
     return folder, held
-
-
-def _remove_abandoned() -> None:
-    with os.scandir(tempfile.gettempdir()) as entries:
-        folders = [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False)]
-    for folder in folders:
-        with contextlib.suppress(OSError):  # another user's, one that is being made, or one that is held
-            os.close(_locked(folder / _HELD))
-            remove_tree(folder)
 
 
 def _locked(path: Path, flags: int = 0) -> int:

@@ -14,14 +14,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+from emulate.cluster.context import HostContext
+from emulate.devices import GpuShare
 from emulate.errors import UsageError
 from emulate.faults import Fault
 from emulate.topology import Topology
-
-if TYPE_CHECKING:
-    from emulate.cluster.host import HostContext
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,22 @@ class ClusterPlan:
 
 def _no_entry(context: object) -> None:
     raise AssertionError("a keeper does not run the entry")
+
+
+@dataclass(frozen=True)
+class Order:
+    """Hold the supervisor's order to the keeper: the plan without its entry, which is pickled for the hosts only."""
+
+    plan: ClusterPlan
+    entry: bytes
+    search_path: tuple[str, ...]
+    cwd: Path
+    supervisor: int
+    gpus: tuple[GpuShare, ...] = ()
+
+
+AGAIN = b"again "
+"""Precedes an order to end the hosts and to fork them again: plan and entry may differ."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +235,21 @@ def check_function(function: object) -> None:
         )
 
 
+def check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
+    """Refuse a value that is not possible.
+
+    Args:
+        name: The name of the argument.
+        value: The value.
+        possible: Those that are.
+
+    Raises:
+        UsageError: If it is none of these.
+    """
+    if value not in possible:
+        raise UsageError(f"{name} must be one of {', '.join(possible)}. Received: {name}={value!r}. Choose one of them.")
+
+
 def check_time_limit(timeout: object) -> None:
     """Refuse what is no time limit.
 
@@ -261,7 +291,7 @@ def checked_environment(environment: Mapping[str, str] | None) -> dict[str, str]
 
 
 @final
-class Owner:
+class ForkGuard:
     """Remember the process that made something."""
 
     def __init__(self) -> None:

@@ -38,7 +38,6 @@ _LATE = (
     "concurrent.futures.thread",
     "emulate.devices",
     "emulate.evaluate",
-    "emulate.pool",
     "emulate.probe",
     "emulate.program",
 )
@@ -123,11 +122,11 @@ def _import_all(modules: tuple[str, ...]) -> None:
 def _serve(control: Channel, hello: Hello, capability: Capability, keepers: set[int]) -> None:
     with contextlib.closing(Wakeups(hello.supervisor)) as wakeups:
         while True:
-            ready, is_alone = wakeups.wait([control.socket])
+            is_ready, is_alone = wakeups.wait(control.socket)
             _reap(keepers)
             if is_alone:
                 return
-            if ready:
+            if is_ready:
                 try:
                     control.receive()
                     [fd] = control.receive_fds(1)

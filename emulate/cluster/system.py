@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -45,14 +46,6 @@ def set_namespace(fd: int, kind: int) -> None:
     _check(_libc().setns(fd, kind), "setns")
 
 
-def map_own_ids(uid: int, gid: int) -> None:
-    """Keep the user and group ids of outside in a new user namespace."""
-    # Since Linux 3.19 an unprivileged process may write gid_map only after this (user_namespaces(7)).
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-
-
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
     """Mount, as the system call of that name does."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
@@ -80,14 +73,13 @@ def unmount(target: Path) -> None:
     _check(_libc().umount2(os.fsencode(target), _MNT_DETACH), f"umount {target}")
 
 
-def bring_up_loopback() -> None:
-    """Set `lo` up in a new network namespace."""
+def bring_up(device: bytes) -> None:
+    """Set a network device up: `lo` in a new network namespace, say."""
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        request = struct.pack("16sh", b"lo", 0).ljust(40, b"\0")
-        flags = struct.unpack_from("16sh", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", flags | _IFF_UP).ljust(40, b"\0"))
+        flags = struct.unpack_from("16sh", fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sh22x", device, 0)))[1]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", device, flags | _IFF_UP))
 
 
 def adopt_orphans() -> None:
@@ -105,16 +97,20 @@ def die_with_parent(parent: int) -> None:
 
 def children_of(pid: int) -> list[int]:
     """Process ids of the direct children."""
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _parent_of(entry) == pid]
+    parent = [str(pid).encode()]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _fields(Path(f"/proc/{name}/stat"))[1:2] == parent]
 
 
-def _parent_of(pid: str) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # The command, in parentheses before the fields, may itself contain spaces and parentheses (proc(5)).
-    return int(stat.rpartition(b")")[2].split()[1])
+def _fields(stat: Path) -> list[bytes]:
+    """Return what the kernel says of a process or thread, from its state on; nothing if it is gone."""
+    with contextlib.suppress(OSError):
+        # The command, in parentheses before the fields, may itself contain spaces and parentheses (proc(5)).
+        return stat.read_bytes().rpartition(b")")[2].split()
+    return []
+
+
+def _state(stat: Path) -> bytes:
+    return b"".join(_fields(stat)[:1])
 
 
 def is_runnable(pid: int) -> bool:
@@ -125,14 +121,6 @@ def is_runnable(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a process was stopped by a signal."""
     return _state(Path(f"/proc/{pid}/stat")) in (b"T", b"t")
-
-
-def _state(stat: Path) -> bytes:
-    """Return the state letter of a thread; empty if it is gone."""
-    try:
-        return stat.read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return b""
 
 
 _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
@@ -154,8 +142,5 @@ def has_working_child(pid: int) -> bool:
 
 def cpu_seconds(pid: int) -> float | None:
     """Return the processor time that a process has used; None if it does not exist."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = _fields(Path(f"/proc/{pid}/stat"))
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else None

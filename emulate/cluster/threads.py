@@ -209,11 +209,6 @@ def is_at_a_lock(threads: Sequence[Thread]) -> bool:
     return bool(_TAKES_A_LOCK.search(main.frames[0].source))
 
 
-def is_fed_by_a_lock(threads: Sequence[Thread]) -> bool:
-    """Return whether the program's own code that makes the data waits for another thread."""
-    return any(thread.feeds and thread.waits_for == LOCK for thread in threads)
-
-
 def place_of(threads: Sequence[Thread]) -> str:
     """Return where a host is: ` (train.py:31 in read, operation IteratorGetNext)`; empty if it is unknown."""
     main = main_of(threads)
@@ -265,8 +260,8 @@ def main_thread(dump: str) -> str:
 
     faulthandler writes the innermost call first and no source lines; they are added where the file can be read.
     """
-    blocks = _threads(dump)
-    ours = [block for block in blocks if "emulate/cluster/host.py" in block]
+    blocks = _BLOCK.split(dump.strip())
+    ours = [block for block in blocks if _MAIN in block]
     return _shown((ours or blocks)[0]) or dump.strip()
 
 
@@ -283,24 +278,17 @@ def stack_of_crash(directory: Path) -> str:
     if not said:
         return ""
     reason, _, rest = dump.partition("\n")
-    met = [block for block in _threads(rest) if block.startswith("Current thread")]
+    met = [block for block in _BLOCK.split(rest.strip()) if block.startswith("Current thread")]
     return f"{reason}\n{(_shown(met[0]) if met else '') or _NOT_IN_PYTHON}"
-
-
-def _threads(dump: str) -> list[str]:
-    return re.split(r"\n(?=(?:Current thread|Thread) 0x)", dump.strip())
 
 
 def _shown(block: str) -> str:
     """Return the frames of one thread; empty if there are none."""
     frames = [match for line in reversed(block.splitlines()) if (match := _FRAME.fullmatch(line))]
-    shown = [_show(match) for match in frames if match["file"] not in _MACHINERY and not match["file"].startswith(_OURS)]
-    return "\n".join(shown) if shown else _NOT_IN_THE_PROGRAM if frames else ""
-
-
-def _show(match: re.Match[str]) -> str:
-    import linecache
-
-    source = linecache.getline(match["file"], int(match["line"])).strip()
-    text = f'  File "{match["file"]}", line {match["line"]}, in {match["function"]}'
-    return f"{text}\n    {source}" if source else text
+    lines = []
+    for match in frames:
+        if match["file"] not in _MACHINERY and not match["file"].startswith(_OURS):
+            lines.append(f'  File "{match["file"]}", line {match["line"]}, in {match["function"]}')
+            source = linecache.getline(match["file"], int(match["line"])).strip()
+            lines += [f"    {source}"] if source else []
+    return "\n".join(lines) if lines else _NOT_IN_THE_PROGRAM if frames else ""

@@ -58,9 +58,9 @@ class Views:
         for number, folder in enumerate(outermost(folders)):
             if folder == Path("/"):
                 notes.append(_NO_VIEW)
-            elif refusal or (refused := self._try_overlay(folder, number)):
+            elif refused := refusal or self._try_overlay(folder, number):
                 self.copies.append((folder, self._copy(folder)))
-                notes.append(_COPIED.format(folder, refusal or refused))
+                notes.append(_COPIED.format(folder, refused))
         for folder, copy in self.copies:
             self._link_neighbours(folder, copy)
         return notes
@@ -232,13 +232,9 @@ def _copy_tree(folder: Path, target: Path, without: Path) -> None:
                 elif entry.is_dir(follow_symlinks=False):
                     _copy_tree(Path(entry.path), new, without)
                 elif entry.is_symlink() or entry.is_file():
-                    _copy_file(entry, new)
+                    try:
+                        shutil.copy2(entry.path, new, follow_symlinks=False)
+                    except OSError as error:
+                        if error.errno != errno.EACCES:  # what the program could not read either is not there
+                            raise
     shutil.copystat(folder, target)
-
-
-def _copy_file(entry: os.DirEntry[str], new: Path) -> None:
-    try:
-        shutil.copy2(entry.path, new, follow_symlinks=False)
-    except OSError as error:
-        if error.errno != errno.EACCES:  # what the program could not read either is not there
-            raise

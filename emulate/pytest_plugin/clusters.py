@@ -23,15 +23,13 @@ from emulate.pytest_plugin.upstream import plugin_modules
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
-    from emulate.cluster import Preload
-    from emulate.pool import Lease, Pool
+    from emulate.cluster import Lease, Pool, Preload
 
 # What hosts import at their first test, once instead of in every host.
 _MODULES = (
     "pytest",
     "unittest.mock",
     "hypothesis",  # its plugin imports it in every host, which have its seed
-    "emulate.pool",
     "emulate.pytest_plugin.host",
     "gpudist_core.strategies",
     "emulate.pytest_plugin.entry",
@@ -135,7 +133,7 @@ class Clusters:
         return self._pool is not None and self._pool.has_idle(topology, scope)
 
     def _new_pool(self) -> Pool:
-        from emulate.pool import Pool
+        from emulate.cluster import Pool
 
         size = self._settings.pool_size or DEFAULT_POOL_SIZE
         pool = Pool(
@@ -171,10 +169,11 @@ def end_with_parent() -> None:
 
     Execnet does so too, 5 seconds later, as it waits for tests to end by themselves; hosts would work on until then.
     """
-    threading.Thread(target=_end_after, args=(os.getppid(),), name="gpudist-orphans", daemon=True).start()
+    parent = os.getppid()
 
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGINT)
 
-def _end_after(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=watch, name="gpudist-orphans", daemon=True).start()

@@ -12,22 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.errors import GpudistError, Unavailable, UsageError
-from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin import marks, upstream
 from emulate.pytest_plugin.clusters import Clusters
-from emulate.pytest_plugin.marks import (
-    Place,
-    Wanted,
-    check_places,
-    hosts_of,
-    is_of_framework,
-    nodeid_of,
-    place_of,
-    topology_of,
-    wanted_by,
-)
-from emulate.pytest_plugin.merge import HostRun, error_report, finished, interrupted, merge, skipped_report, verdict_of
+from emulate.pytest_plugin.merge import HostRun, finished, interrupted, merge, setup_reports, verdict_of
 from emulate.pytest_plugin.options import (
-    CONTROLLER,
     DEVICE,
     EMULATED,
     HOST,
@@ -39,29 +27,30 @@ from emulate.pytest_plugin.options import (
     VERDICT,
     settings,
 )
-from emulate.pytest_plugin.others import CoverageMeasurement, sendable, spare_snapshots, worker_input
+from emulate.pytest_plugin.third_party_plugins import CoverageMeasurement, sendable, spare_snapshots, worker_input
 from emulate.pytest_plugin.wire import START_SECONDS, Ended, EventsOfTest, SessionPlan, TestPlan
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
-    from emulate.cluster import Preload
-    from emulate.pool import Lease
-    from emulate.pytest_plugin.surroundings import InProcess
+    from emulate.cluster import Lease
+    from emulate.pytest_plugin.host_session import InProcess
 
 _FINISH_SECONDS = 60.0
+_NAME = "gpudist-controller"  # among the plugins of pytest
 
 
 def controller_of(config: pytest.Config) -> Controller:
     """Return the one controller of this pytest process."""
-    if CONTROLLER not in config.stash:
-        config.stash[CONTROLLER] = Controller(config)
-        config.pluginmanager.register(config.stash[CONTROLLER], "gpudist-controller")
-    return config.stash[CONTROLLER]
+    controller: Controller | None = config.pluginmanager.get_plugin(_NAME)
+    if controller is None:
+        controller = Controller(config)
+        config.pluginmanager.register(controller, _NAME)
+    return controller
 
 
 def expect_tests(config: pytest.Config) -> None:
     """Note that a test with a topology was found, and start what takes time."""
-    if HOST not in config.stash and CONTROLLER not in config.stash:
+    if HOST not in config.stash and not config.pluginmanager.has_plugin(_NAME):
         controller = controller_of(config)
         if not config.getoption("collectonly") and not controller.settings.in_process:
             with contextlib.suppress(Unavailable, UsageError):  # said of each test that lacks it
@@ -86,7 +75,7 @@ class Controller:
         self._is_worker = hasattr(config, "workerinput")
         self._next: dict[str, pytest.Item] | None = None
         self._options: dict[str, Any] | None = None
-        self._last: dict[Place, pytest.Item] = {}
+        self._last: dict[marks.Place, pytest.Item] = {}
         self._num_tests = 0
         self._folder: Path | None = None
         self._told: set[str] = set()
@@ -99,10 +88,10 @@ class Controller:
         """Run a test on its hosts; leave every other to pytest."""
         if self._is_worker:  # of pytest-xdist, which does not know what else it runs
             self._leave([place for place in self._last if place[0] != item.path])
-        topology = topology_of(item)
+        topology = marks.topology_of(item)
         if topology is None:
             return None
-        if hosts_of(item) is None:
+        if marks.hosts_of(item) is None:
             item.user_properties.append((TOPOLOGY, str(topology)))
             return None
         if self._is_in_process(item):
@@ -111,7 +100,7 @@ class Controller:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = self._reports(item, nextitem, topology)
         if not self._is_worker and self._following(item, nextitem) is None:
-            self._leave([place for place in [place_of(item)] if place is not None])
+            self._leave([place for place in [marks.place_of(item)] if place is not None])
         if (late := upstream.tear_down(item, nextitem)) is not None:
             reports.append(late)  # fixtures of earlier tests beside the hosts, which ended with this one
         for report in reports:
@@ -122,12 +111,12 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
         """Replace pytest-timeout's alarm by a deadline: hosts can report where they are, an alarm cannot."""
-        return None if hosts_of(item) is None or self._is_in_process(item) else True
+        return None if marks.hosts_of(item) is None or self._is_in_process(item) else True
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Refuse a mark that was not read, and prepare a test that runs in this process."""
-        if not is_of_framework(item) and not upstream.is_doctest(item):
-            check_places(item)
+        if not marks.is_of_framework(item) and not upstream.is_doctest(item):
+            marks.check_places(item)
         if self._is_in_process(item):
             try:
                 self._prepare_in_process(item)
@@ -135,13 +124,13 @@ class Controller:
                 pytest.fail(str(error), pytrace=False)
 
     def _is_in_process(self, item: pytest.Item) -> bool:
-        topology = hosts_of(item) if self.settings.in_process else None
+        topology = marks.hosts_of(item) if self.settings.in_process else None
         return topology is not None and not topology.has_several_hosts and not topology.num_ps
 
     def _prepare_in_process(self, item: pytest.Item) -> None:
-        from emulate.pytest_plugin.surroundings import InProcess
+        from emulate.pytest_plugin.host_session import InProcess
 
-        topology, wanted = topology_of(item), wanted_by(item)
+        topology, wanted = marks.topology_of(item), marks.wanted_by(item)
         assert topology is not None
         assert wanted is not None
         if self._in_process is None:
@@ -156,7 +145,7 @@ class Controller:
         """Record the outcome of a test beside the hosts in its properties, as for tests on hosts."""
         report = yield
         is_told = any(name == VERDICT for name, _ in item.user_properties)
-        if topology_of(item) is not None and not is_told and (report.when == "call" or not report.passed):
+        if marks.topology_of(item) is not None and not is_told and (report.when == "call" or not report.passed):
             properties: list[tuple[str, object]] = [(VERDICT, verdict_of([report]))]
             item.user_properties += properties
             report.user_properties += properties
@@ -165,17 +154,18 @@ class Controller:
     def _reports(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology) -> list[pytest.TestReport]:
         started = time.time()
         try:
-            wanted = wanted_by(item)
+            wanted = marks.wanted_by(item)
             assert wanted is not None
-            check_places(item)
+            marks.check_places(item)
             self._check(item, topology, wanted)
             return self._run(item, nextitem, topology, wanted)
         except Unavailable as error:
-            return skipped_report(item, started, str(error), self._properties(topology, NO_DEVICE, "skipped", str(error)))
+            properties = self._properties(topology, NO_DEVICE, "skipped", str(error))
+            return setup_reports(item, "skipped", started, str(error), properties)
         except (GpudistError, pytest.fail.Exception) as error:  # the latter from somebody's alarm
-            return error_report(item, started, str(error), [(TOPOLOGY, str(topology)), (VERDICT, "error")])
+            return setup_reports(item, "failed", started, str(error), [(TOPOLOGY, str(topology)), (VERDICT, "error")])
 
-    def _check(self, item: pytest.Item, topology: Topology, wanted: Wanted) -> None:
+    def _check(self, item: pytest.Item, topology: Topology, wanted: marks.Wanted) -> None:
         if "gpudist" in getattr(item, "fixturenames", ()):
             raise UsageError(
                 "`gpudist` verifies programs outside of the hosts. Received: a test that asks for it and for strategy, "
@@ -188,7 +178,7 @@ class Controller:
             )
 
     def _run(
-        self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted
+        self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: marks.Wanted
     ) -> list[pytest.TestReport]:
         from emulate.pytest_plugin.host import run_test
 
@@ -212,7 +202,8 @@ class Controller:
             ]
             runs = [watch.run_of(host, results[host]) for host in trainers]
             if not lease.is_broken:
-                if wanted.fresh or any(_failed_in_tensorflow(run) for run in runs):
+                ends = [run.result.value for run in runs]
+                if wanted.fresh or any(isinstance(end, Ended) and end.failed_in_tensorflow for end in ends):
                     self._finish(lease, item)
                 else:
                     self._last[place] = item  # its hosts stay, with what is set up there
@@ -251,13 +242,13 @@ class Controller:
         properties: list[tuple[str, object]] = [(TOPOLOGY, str(topology)), (DEVICE, device), (VERDICT, verdict)]
         return properties + ([(REASON, reason)] if reason else [])
 
-    def _plan(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted) -> TestPlan:
+    def _plan(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: marks.Wanted) -> TestPlan:
         following = None if wanted.fresh else self._following(item, nextitem)
         self._num_tests += 1
         return TestPlan(
             session=self._session_plan(item),
-            nodeid=nodeid_of(item),
-            next_nodeid=nodeid_of(following) if following is not None else None,
+            nodeid=upstream.nodeid_of(item),
+            next_nodeid=upstream.nodeid_of(following) if following is not None else None,
             is_last=following is None and (wanted.fresh or not self._is_worker),
             strategy=wanted.strategy,
             shared=self._temporary() / f"test-{self._num_tests}",
@@ -267,11 +258,11 @@ class Controller:
     def _following(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
         """Return the next test of the same hosts. A worker of pytest-xdist knows one test ahead only."""
         if self._is_worker:
-            return nextitem if nextitem is not None and place_of(nextitem) == place_of(item) else None
+            return nextitem if nextitem is not None and marks.place_of(nextitem) == marks.place_of(item) else None
         if self._next is None:
-            self._next, after = {}, dict[Place, pytest.Item]()
+            self._next, after = {}, dict[marks.Place, pytest.Item]()
             for test in reversed(item.session.items):
-                place = place_of(test)
+                place = marks.place_of(test)
                 if place is not None:
                     if place in after:
                         self._next[test.nodeid] = after[place]
@@ -283,7 +274,7 @@ class Controller:
             self._options = sendable(vars(self._config.option))
             if self._options.get("hypothesis_seed", "") is None:  # hosts that run the same collectives need the same examples
                 self._options["hypothesis_seed"] = str(self.settings.seed)
-            places = {place for test in item.session.items if (place := place_of(test)) is not None}
+            places = {place for test in item.session.items if (place := marks.place_of(test)) is not None}
             for path in {path for path, _ in places}:
                 self.clusters.expect(topology for of, topology in places if of == path)
         return SessionPlan(
@@ -307,36 +298,26 @@ class Controller:
         """Provide a cluster for a test beside the hosts."""
         from emulate.cluster import Cluster
 
-        with self._beside(item, topology) as preload:
-            options: dict[str, Any] = {"device": self.settings.device, "timeout": self.deadline_of(item)}
-            with Cluster(topology, preload=preload, **options) as made:
+        device, timeout = self.settings.device, self.deadline_of(item)
+        try:
+            with self.clusters.turn() as preload, Cluster(topology, preload=preload, device=device, timeout=timeout) as made:
                 item.user_properties += [(DEVICE, EMULATED if made.device == "cpu" else made.device)]
                 yield made
                 item.user_properties += self._news(made.notes)
-
-    def deadline_of(self, item: pytest.Item) -> float:
-        """Return how many seconds a test may take on hosts."""
-        wanted = wanted_by(item)
-        return (wanted.deadline if wanted is not None else None) or self.settings.deadline
-
-    @contextlib.contextmanager
-    def _beside(self, item: pytest.Item, topology: Topology) -> Iterator[Preload]:
-        try:
-            with self.clusters.turn() as preload:
-                yield preload
         except Unavailable as error:
             item.user_properties += self._properties(topology, NO_DEVICE, "skipped", str(error))
             pytest.skip(str(error))
 
-    def verifying(self, item: pytest.Item) -> contextlib.AbstractContextManager[Preload]:
-        """Leave to verify a program in a test."""
-        return self.clusters.turn()
+    def deadline_of(self, item: pytest.Item) -> float:
+        """Return how many seconds a test may take on hosts."""
+        wanted = marks.wanted_by(item)
+        return (wanted.deadline if wanted is not None else None) or self.settings.deadline
 
-    def finish(self) -> None:
+    def pytest_sessionfinish(self) -> None:
         """Tear down what is set up on the hosts that are left."""
         self._leave(list(self._last))
 
-    def _leave(self, places: list[Place]) -> None:
+    def _leave(self, places: list[marks.Place]) -> None:
         """End the hosts of places where no more tests run, if they are there: the pool ends some to make room."""
         for path, topology in places:
             item = self._last.pop((path, topology), None)
@@ -356,7 +337,7 @@ class Controller:
             item.ihook.pytest_runtest_logreport(report=report)
         for error in errors[:1]:
             said = f"The session of pytest on hosts of {lease.topology} did not end well:\n{error}"
-            for report in error_report(item, time.time(), said, [(TOPOLOGY, str(lease.topology))])[:1]:
+            for report in setup_reports(item, "failed", time.time(), said, [(TOPOLOGY, str(lease.topology))])[:1]:
                 report.when = "teardown"
                 item.ihook.pytest_runtest_logreport(report=report)
 
@@ -369,10 +350,6 @@ class Controller:
             for line in self.clusters.history():
                 terminalreporter.write_line(f"gpudist: {line}")
 
-    def close(self) -> None:
+    def pytest_unconfigure(self) -> None:
         """End every process."""
         self.clusters.close()
-
-
-def _failed_in_tensorflow(run: HostRun) -> bool:
-    return isinstance(run.result.value, Ended) and run.result.value.failed_in_tensorflow

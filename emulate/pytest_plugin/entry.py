@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.imports import when_imported
-from emulate.pytest_plugin.options import CONTROLLER, DESCRIPTION, HOST, NAME, add_options, settings
+from emulate.pytest_plugin.options import DESCRIPTION, HOST, NAME, add_options, settings
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.fixtures import Programs
@@ -86,17 +86,20 @@ def topology(_gpudist_topology: Topology) -> Topology:
 @pytest.fixture
 def strategy(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> Any:
     """Provide the tf.distribute.Strategy of this test's topology. The test runs on every host of it."""
-    from emulate.pytest_plugin.fixtures import make_strategy
+    from emulate.pytest_plugin.fixtures import host_of
 
-    return make_strategy(request)
+    return host_of(request, "strategy").make_strategy()
 
 
 @pytest.fixture
 def devices(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> list[Any]:
     """Provide the logical devices of this host. The test runs on every host of its topology."""
-    from emulate.pytest_plugin.fixtures import logical_devices
+    from emulate.pytest_plugin.fixtures import host_of
 
-    return logical_devices(request)
+    host = host_of(request, "devices")
+    if "strategy" in request.fixturenames:
+        request.getfixturevalue("strategy")  # several hosts: before anything starts TensorFlow's runtime
+    return host.logical_devices()
 
 
 @pytest.fixture
@@ -111,9 +114,9 @@ def cluster(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> Iter
 @pytest.fixture
 def shared_path(request: pytest.FixtureRequest) -> Path:
     """Provide a folder that all hosts of this test share. `tmp_path` is each host's own."""
-    from emulate.pytest_plugin.fixtures import shared_folder
+    from emulate.pytest_plugin.fixtures import host_of
 
-    return shared_folder(request)
+    return host_of(request, "shared_path").cluster.shared_path
 
 
 @pytest.fixture
@@ -122,15 +125,3 @@ def gpudist(request: pytest.FixtureRequest) -> Programs:
     from emulate.pytest_plugin.fixtures import programs
 
     return programs(request)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tear down what is set up on hosts."""
-    if CONTROLLER in session.config.stash:
-        session.config.stash[CONTROLLER].finish()
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End everything that belongs to the run."""
-    if CONTROLLER in config.stash:
-        config.stash[CONTROLLER].close()

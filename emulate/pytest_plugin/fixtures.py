@@ -6,7 +6,6 @@ The fixture `gpudist` verifies programs on the topology of its test.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +17,7 @@ from emulate.topology import Topology
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.controller import Controller
-    from emulate.pytest_plugin.host import Host
-    from emulate.pytest_plugin.surroundings import InProcess
+    from emulate.pytest_plugin.host_session import TestHost
     from emulate.verify import Verdict
 
 
@@ -35,9 +33,9 @@ def topology_of_request(request: pytest.FixtureRequest) -> Topology:
     return topology
 
 
-def _host(request: pytest.FixtureRequest, name: str) -> Host | InProcess:
+def host_of(request: pytest.FixtureRequest, name: str) -> TestHost:
     """Return the host that the test runs on."""
-    own: InProcess | None = request.node.stash.get(IN_PROCESS, None)
+    own: TestHost | None = request.node.stash.get(IN_PROCESS, None)
     if own is not None:
         return own
     if HOST not in request.config.stash:
@@ -50,28 +48,10 @@ def _host(request: pytest.FixtureRequest, name: str) -> Host | InProcess:
     return request.config.stash[HOST]
 
 
-def make_strategy(request: pytest.FixtureRequest) -> Any:
-    """See the fixture `strategy`."""
-    return _host(request, "strategy").make_strategy(request.node)
-
-
-def logical_devices(request: pytest.FixtureRequest) -> list[Any]:
-    """See the fixture `devices`."""
-    host = _host(request, "devices")
-    if "strategy" in request.fixturenames:
-        request.getfixturevalue("strategy")  # several hosts: before anything starts TensorFlow's runtime
-    return host.logical_devices()
-
-
-def shared_folder(request: pytest.FixtureRequest) -> Path:
-    """See the fixture `shared_path`."""
-    return _host(request, "shared_path").shared_folder()
-
-
 def make_cluster(request: pytest.FixtureRequest, topology: Topology) -> AbstractContextManager[Any]:
     """See the fixture `cluster`."""
     if HOST in request.config.stash or IN_PROCESS in request.node.stash:
-        return _host(request, "cluster").cluster()
+        return host_of(request, "cluster").cluster
     return controller_of(request.config).cluster(request.node, topology)
 
 
@@ -119,7 +99,7 @@ class Programs:
         wanted = topology or topology_of(self._item) or "1x4"
         asked = self._controller.settings
         options = {"device": asked.device, "seed": asked.seed, "timeout": self._controller.deadline_of(self._item), **options}
-        with self._controller.verifying(self._item) as preload:
+        with self._controller.clusters.turn() as preload:
             verdict = verify(program, wanted, preload=preload, **options)
         self._note(verdict)
         return verdict

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
+from emulate.cluster import Reset, before_runtime, keep_meeting
 from emulate.errors import UsageError
-from emulate.pool import Reset, before_runtime
-from emulate.pytest_plugin import surroundings, upstream, wire
+from emulate.pytest_plugin import host_session, upstream, wire
+from emulate.pytest_plugin.merge import has_raised
 from emulate.pytest_plugin.options import HOST
-from emulate.pytest_plugin.others import Measuring, keep_off
+from emulate.pytest_plugin.third_party_plugins import Measuring, keep_off
 
 if TYPE_CHECKING:
     from emulate.cluster import HostContext
@@ -58,7 +59,7 @@ def finish(context: HostContext) -> None:
     _host = None
 
 
-class Host:
+class Host(host_session.TestHost):
     """Hold this process as its pytest sees it.
 
     Args:
@@ -78,12 +79,17 @@ class Host:
         self._measuring = Measuring(plan.measured)
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
         with self._meeting_first():
-            self._config = upstream.make_config(surroundings.host_options(plan, folder, name), list(plan.args), self._captured)
+            self._config = upstream.make_config(host_session.host_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
         keep_off(self._config, plan.markers)
         self._config.stash[HOST] = self
-        listen(self._config, self)
-        upstream.refuse_debugger(surroundings.refuse_debugger)
+        self._config.pluginmanager.register(self, "gpudist-host")
+        shows_setup = any(self._config.getoption(name, False) for name in ("setupshow", "setuponly", "setupplan"))
+        if shows_setup or pytest.version_tuple < (9,):  # whose failed assertions ask the terminal for colours
+            self._config.pluginmanager.register(_Terminal(self.send), "terminalreporter")
+        else:
+            self._config.get_terminal_writer = lambda: upstream.terminal_writer(io.StringIO())  # type: ignore[method-assign]
+        upstream.refuse_debugger(host_session.refuse_debugger)
         with self._measuring.during(), self._meeting_first():
             self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
@@ -96,7 +102,8 @@ class Host:
         """Run a test."""
         self._plan = plan
         self.send({"event": wire.CAPTURED, "paths": [str(path) for path in self._captured]})
-        self._cluster = surroundings.HostCluster(self._context.topology, self._context.host, plan.shared)
+        self.strategy = plan.strategy
+        self.cluster = host_session.HostCluster(self._context.topology, self._context.host, plan.shared)
         try:
             item = self._item(plan.nodeid)
             # Earlier tests left this set up, because the next test was unknown.
@@ -104,12 +111,12 @@ class Host:
             if last is not None:
                 self._tear_down(last, item)
             self.send({"event": wire.READY})
-            surroundings.seed_everything(plan.seed)
+            host_session.seed_everything(plan.seed)
             self._has_failed = self._failed_in_tensorflow = False
             with self._measuring.during(plan.nodeid):
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             if not self._has_failed:  # else the others are ended, and need not say whom they miss
-                surroundings.say_done(self._cluster)
+                self.cluster.say_done()
             self._last = item
         except pytest.exit.Exception as leave:
             return self._leave(str(leave.msg), leave.returncode)
@@ -130,7 +137,7 @@ class Host:
                 return item
         raise UsageError(
             f"Every host finds the tests that pytest itself found. Received: {nodeid}, which is not among the tests of "
-            f"{self._collector.path} on {self._cluster.name}. Parametrize and name tests in the same way in every process."
+            f"{self._collector.path} on {self.cluster.name}. Parametrize and name tests in the same way in every process."
         )
 
     def _items(self) -> list[pytest.Item]:
@@ -141,8 +148,12 @@ class Host:
         return self._found
 
     def _find_each_other(self) -> None:
+        # TensorFlow wants that before its runtime is up, and the module of a test may start it.
         if self._context.topology.num_stepping_hosts > 1:
-            surroundings.find_each_other()
+            import gpudist_core
+
+            gpudist_core.make_strategy()
+            keep_meeting()
 
     def _meeting_first(self) -> contextlib.AbstractContextManager[None]:
         """Let the hosts find each other before conftest.py makes a tensor, which starts TensorFlow's runtime."""
@@ -151,7 +162,7 @@ class Host:
     def _tear_down(self, last: pytest.Item, keep: pytest.Item | None) -> None:
         report = upstream.tear_down(last, keep)
         if report is not None:
-            self.send_report(report)
+            self.pytest_runtest_logreport(report)
 
     def _following(self, plan: wire.TestPlan, item: pytest.Item) -> Any:
         """Return the next test, or a stand-in: what it needs stays set up."""
@@ -166,59 +177,76 @@ class Host:
             self._tear_down(self._last, None)
         upstream.end_session(self._session)
 
-    def send_report(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Tell the controller."""
         if upstream.subtest_name(report) is None:
-            self._has_failed |= report.failed or (report.skipped and hasattr(report, "wasxfail"))
-        if report.failed and self._last is not None and (text := surroundings.about_late_call(report.longreprtext)):
-            report.sections.append(("gpudist", text))
+            self._has_failed |= has_raised(report)
+        if report.failed and self._last is not None and host_session.LATE_SETTING.search(report.longreprtext):
+            report.sections.append(("gpudist", host_session.ABOUT_LATE_SETTING))
         self._context.send(wire.dump_report(self._config, report))
 
     def send(self, event: dict[str, Any]) -> None:
         """Tell the controller something else."""
         self._context.send(event)
 
-    def has_raised(self, error: BaseException) -> None:
-        """Note an exception of the present test."""
-        self._failed_in_tensorflow |= surroundings.is_of_tensorflow(error)
-
-    def keeping(self) -> contextlib.AbstractContextManager[None]:
-        """Leave alone what a fixture of wider scope changes, although the test's own part has begun (`getfixturevalue`)."""
-        return contextlib.nullcontext() if self._reset is None else self._reset.keeping()
-
-    def own_part_begins(self, item: pytest.Item) -> None:
+    def _begin_own_part(self, item: pytest.Item) -> None:
         """Have what the test's own fixtures and its body change undone, before fixtures of wider scope are torn down."""
         if self._reset is None:
             assert self._plan is not None
             self._reset = Reset()
-            item.addfinalizer(self._own_part_ends)  # the first, so that it is called after all others
-            surroundings.seed_everything(
-                self._plan.seed
-            )  # again: what a fixture of wider scope drew depends on which test came first
+            item.addfinalizer(self._end_own_part)  # the first, so that it is called after all others
+            # Again: what a fixture of wider scope drew depends on which test came first.
+            host_session.seed_everything(self._plan.seed)
 
-    def _own_part_ends(self) -> None:
+    def _end_own_part(self) -> None:
         current = os.environ["PYTEST_CURRENT_TEST"]  # of pytest, and of this phase
         reset, self._reset = self._reset, None
         assert reset is not None
         reset.undo()
         os.environ["PYTEST_CURRENT_TEST"] = current
 
-    def make_strategy(self, item: pytest.Item) -> Any:
-        """Return the strategy that the test's mark asks for."""
-        return surroundings.make_strategy(self._plan.strategy if self._plan is not None else None)
-
     def logical_devices(self) -> list[Any]:
-        """Return the devices that a program sees on this host."""
         self._find_each_other()  # to list them starts TensorFlow's runtime
-        return surroundings.logical_devices(self._context.host)
+        return super().logical_devices()
 
-    def shared_folder(self) -> Path:
-        """Return a folder that all hosts of this test share."""
-        return self._cluster.shared_path
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_set_timer(self, settings: Any) -> bool:
+        """Leave the time limit to the controller, which watches all hosts at once."""
+        self.send({"event": wire.LIMIT, "seconds": settings.timeout})
+        return True
 
-    def cluster(self) -> surroundings.HostCluster:
-        """Return the cluster as this host sees it."""
-        return self._cluster
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+        """Tell the controller."""
+        if when == "runtest":
+            self.send(wire.dump_warning(warning_message, when, nodeid, location))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Refuse a file that cannot be collected here."""
+        if report.failed:
+            raise UsageError(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        """Leave alone what a fixture of wider scope changes, although the test's own part has begun (`getfixturevalue`)."""
+        __tracebackhide__ = True
+        if fixturedef.scope == "function":
+            self._begin_own_part(request.node)
+        elif self._reset is not None:
+            with self._reset.keeping():
+                return (yield)
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """Begin the test's own part, if no fixture has."""
+        self._begin_own_part(item)
+
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> None:
+        """Note whether TensorFlow raised an exception, or one that led to it."""
+        error = call.excinfo.value if call.excinfo is not None else None
+        while error is not None:
+            self._failed_in_tensorflow |= type(error).__module__.startswith("tensorflow.")
+            error = error.__cause__ or error.__context__
 
 
 class _Following:
@@ -230,21 +258,6 @@ class _Following:
 
     def listchain(self) -> list[Any]:
         return self._chain
-
-
-def listen(config: pytest.Config, host: Host) -> None:
-    """Have a host hear what its pytest does.
-
-    Args:
-        config: Of the host's pytest.
-        host: What is told.
-    """
-    config.pluginmanager.register(_Ears(host), "gpudist-host")
-    shows_setup = any(config.getoption(name, False) for name in ("setupshow", "setuponly", "setupplan"))
-    if shows_setup or pytest.version_tuple < (9,):  # whose failed assertions ask the terminal for colours
-        config.pluginmanager.register(_Terminal(host.send), "terminalreporter")
-    else:
-        config.get_terminal_writer = lambda: upstream.terminal_writer(io.StringIO())  # type: ignore[method-assign]
 
 
 class ForwardedStream(io.TextIOBase):
@@ -296,44 +309,3 @@ class _Terminal:
 
     def flush(self) -> None:
         """Do nothing: no text is held back."""
-
-
-class _Ears:
-    """Observe, in the host's pytest, what the controller must know."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._host.send_report(report)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_timeout_set_timer(self, settings: Any) -> bool:
-        """Leave the time limit to the controller, which watches all hosts at once."""
-        self._host.send({"event": wire.LIMIT, "seconds": settings.timeout})
-        return True
-
-    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
-        if when == "runtest":
-            self._host.send(wire.dump_warning(warning_message, when, nodeid, location))
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            raise UsageError(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
-        __tracebackhide__ = True
-        if fixturedef.scope == "function":
-            self._host.own_part_begins(request.node)
-            return (yield)
-        with self._host.keeping():
-            return (yield)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> None:
-        self._host.own_part_begins(item)
-
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> None:
-        if call.excinfo is not None:
-            self._host.has_raised(call.excinfo.value)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from emulate.errors import UsageError
+from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.options import HOST, IN_PROCESS, NAME
 from emulate.topology import Topology
 
@@ -56,20 +57,15 @@ def wanted_by(node: pytest.Item) -> Wanted | None:
         return None
     nearest = [mark for owner, mark in reversed(marks) if owner is marks[0][0]]  # as they are written
     options: dict[str, Any] = {}
-    for mark in nearest:
-        _merge(options, dict(mark.kwargs))
-    shapes = [Topology.parse(shape) for mark in nearest for shape in mark.args]
-    if not shapes:
-        raise UsageError(f"A mark names the topologies of its test. Received: {_shown(nearest[0])}. Write {_EXAMPLE}.")
-    return Wanted(tuple(dict.fromkeys(shapes)), **_checked(options))
-
-
-def _merge(options: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
+    for name, value in (option for mark in nearest for option in mark.kwargs.items()):
         if options.setdefault(name, value) != value:
             raise UsageError(
                 f"The marks of one test must agree. Received: {name}={options[name]!r} and {name}={value!r}. Keep one of them."
             )
+    shapes = [Topology.parse(shape) for mark in nearest for shape in mark.args]
+    if not shapes:
+        raise UsageError(f"A mark names the topologies of its test. Received: {_shown(nearest[0])}. Write {_EXAMPLE}.")
+    return Wanted(tuple(dict.fromkeys(shapes)), **_checked(options))
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
@@ -148,18 +144,11 @@ Place = tuple[Path, Topology]
 """The test file and the topology whose tests share hosts."""
 
 
-def runs_on_hosts(item: pytest.Item) -> bool:
-    """Return whether the body of a test runs on every host, or once beside them."""
-    names = set(getattr(item, "fixturenames", ()))
-    return bool(names.intersection(_ON_HOSTS)) or not names.intersection(_BESIDE)
-
-
 def hosts_of(item: pytest.Item) -> Topology | None:
     """Return the topology on whose hosts a test runs; None for a test beside them, or one that is skipped."""
-    topology = topology_of(item)
-    if topology is None or not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
-        return None
-    return topology
+    names = set(getattr(item, "fixturenames", ()))
+    runs_beside = names.intersection(_BESIDE) and not names.intersection(_ON_HOSTS)
+    return None if runs_beside or item.get_closest_marker("skip") is not None else topology_of(item)
 
 
 def place_of(item: pytest.Item) -> Place | None:
@@ -171,12 +160,6 @@ def place_of(item: pytest.Item) -> Place | None:
     return None if wanted is None or wanted.fresh else (item.path, topology)
 
 
-def nodeid_of(item: pytest.Item) -> str:
-    """Return the node id without the group that pytest-xdist appends."""
-    assert item.parent is not None
-    return f"{item.parent.nodeid}::{item.name}"
-
-
 def multiply(collector: pytest.Class | pytest.Module, report: pytest.CollectReport) -> None:
     """Put one test for each of its topologies in the place of each test of a class of unittest.
 
@@ -186,17 +169,11 @@ def multiply(collector: pytest.Class | pytest.Module, report: pytest.CollectRepo
     """
     try:
         _refuse_lost_marks(collector)
-        if isinstance(collector, pytest.Class) and _is_of_unittest(collector):
+        if isinstance(collector, pytest.Class) and upstream.is_test_case(collector):
             # pytest makes the tests of a unittest class without `pytest_generate_tests`: marks.parametrize never sees them.
             report.result = [variant for test in report.result or [] for variant in _per_topology(test)]
     except UsageError as error:
         report.outcome, report.longrepr, report.result = "failed", str(error), []
-
-
-def _is_of_unittest(collector: pytest.Class) -> bool:
-    from emulate.pytest_plugin import upstream  # what a suite of functions need not import
-
-    return upstream.is_test_case(collector)
 
 
 def _per_topology(test: Any) -> list[Any]:
@@ -223,7 +200,6 @@ def _refuse_lost_marks(collector: pytest.Class | pytest.Module) -> None:
 @functools.cache
 def _class() -> Any:
     """Return the class, created at first use, because its base is private to pytest."""
-    from emulate.pytest_plugin import upstream
 
     class TopologyTestCase(upstream.test_case_function()):  # type: ignore[misc]
         """Run a unittest test on one topology: `self.topology` and, on hosts, `self.strategy`."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emulate.cluster.lives import telling
+from emulate.cluster.restarts import telling
 from emulate.program import shorten_traceback
 from emulate.pytest_plugin import upstream
 
 if TYPE_CHECKING:
-    from emulate.pool import HostResult
+    from emulate.cluster import HostResult
 
 _MACHINERY = re.compile(r'  File "[^"]*/(_pytest|pluggy|unittest)/')
 _OURS = re.compile(_MACHINERY.pattern + r'|  File "[^"]*/emulate/|  File "<string>|Extension modules:')
@@ -56,11 +56,6 @@ class HostRun:
         """Return its report of a phase."""
         return next((report for report in self.reports if report.when == phase), None)
 
-    def stop_of(self, phase: str) -> float:
-        """Return when a phase was over."""
-        report = self.report(phase)
-        return float("inf") if report is None else report.stop
-
     @property
     def is_passed(self) -> bool:
         """Return whether nothing failed here."""
@@ -69,8 +64,7 @@ class HostRun:
     @property
     def is_cause(self) -> bool:
         """Return whether the other hosts were ended because of this one."""
-        raised = any(report.failed or (report.skipped and hasattr(report, "wasxfail")) for report in self.reports)
-        return raised or (self.unfinished is not None and self.result.status != "ended")
+        return any(map(has_raised, self.reports)) or (self.unfinished is not None and self.result.status != "ended")
 
     @property
     def unfinished(self) -> str | None:
@@ -81,6 +75,11 @@ class HostRun:
         if self.reports and self.reports[0].when == "setup" and not self.reports[0].passed:
             reported.add("call")
         return next((phase for phase in self.phases if phase not in reported), None)
+
+
+def has_raised(report: pytest.TestReport) -> bool:
+    """Return whether the test raised on its host, expected or not."""
+    return report.failed or (report.skipped and hasattr(report, "wasxfail"))
 
 
 def merge(
@@ -138,7 +137,7 @@ class _Merger:
         """Return the report of one phase."""
         reports = [(run, report) for run in self._runs if (report := run.report(phase)) is not None]
         merged = self._whole(phase, [report for _, report in reports])
-        failing = [run for run, report in reports if report.failed]
+        failing = [(run, report) for run, report in reports if report.failed]
         broken = [] if self._has_failed else [run for run in self._runs if run.unfinished == phase]
         if self._has_cause:  # what was ended because of another host has done nothing
             broken = [run for run in broken if run.result.status != "ended"]
@@ -152,7 +151,12 @@ class _Merger:
             merged.start, merged.stop = self._since, time.time()
             merged.duration = merged.stop - merged.start
         self._since = merged.stop
-        merged.sections = _shared_sections(self._sections(phase, reports), len(self._runs))
+        written = [(run.name, title, text) for run, report in reports for title, text in report.sections]
+        if self._has_failed:
+            silent = [run for run in self._runs if run.unfinished is not None and run not in self._told]
+            self._told += silent
+            written += [(run.name, f"{title} {run.unfinished}", text) for run in silent for title, text in run.captured]
+        merged.sections = _shared_sections(written, len(self._runs))
         return merged
 
     def subtests(self) -> list[pytest.TestReport]:
@@ -180,25 +184,14 @@ class _Merger:
         merged.sections = _shared_sections(written, len(self._runs))
         return merged
 
-    def _sections(self, phase: str, reports: list[tuple[HostRun, pytest.TestReport]]) -> list[tuple[str, str, str]]:
-        """Return what each host wrote: its name, the title and the text."""
-        sections = [(run.name, title, text) for run, report in reports for title, text in report.sections]
-        if self._has_failed:
-            for run in self._runs:
-                if run.unfinished is not None and run not in self._told:
-                    self._told.append(run)
-                    sections += [(run.name, f"{title} {run.unfinished}", text) for title, text in run.captured]
-        return sections
-
     def _whole(self, phase: str, reports: list[pytest.TestReport]) -> pytest.TestReport:
         """Return the phase as passed, with the duration of its slowest host."""
         if not reports:
             return _empty(self._item, phase)
-        slowest = max(reports, key=lambda report: report.duration)
         merged = _empty(self._item, phase)
         merged.__dict__.update({k: v for k, v in reports[0].__dict__.items() if k not in merged.__dict__ and k != "wasxfail"})
         merged.keywords = dict(reports[0].keywords)
-        merged.duration = slowest.duration
+        merged.duration = max(report.duration for report in reports)
         merged.start = min(report.start for report in reports)
         merged.stop = max(report.stop for report in reports)
         merged.user_properties = _shared_properties(self._runs, reports)
@@ -238,60 +231,57 @@ class _Merger:
         merged.location = (path, line, f"{name} {where}".rstrip())
         merged.outcome, merged.longrepr = "failed", longrepr
 
-    def _groups(self, phase: str, failing: list[HostRun], broken: list[HostRun]) -> list[_Failure]:
+    def _groups(self, phase: str, failing: list[tuple[HostRun, pytest.TestReport]], broken: list[HostRun]) -> list[_Failure]:
         """Return the groups of failures: hosts that left by themselves first, then who failed first."""
         left = [run for run in broken if run.result.status not in ("ended", "timeout")]
         late = [run for run in broken if run.result.status == "timeout"]
         ended = [run for run in broken if run.result.status == "ended"]
-        order = [*left, *sorted(failing, key=lambda run: run.stop_of(phase)), *late, *ended]
-        shown: list[tuple[HostRun, Any]] = []
-        for run in order:
-            report = run.report(phase) if run in failing else None
-            shown.append((run, report.longrepr if report is not None else self._left(run, phase)))
+        shown: list[tuple[HostRun, Any]] = [(run, self._left(run, phase)) for run in left]
+        shown += [(run, report.longrepr) for run, report in sorted(failing, key=lambda pair: pair[1].stop)]
+        shown += [(run, self._left(run, phase)) for run in (*late, *ended)]
         return _by_failure(shown)
 
     def _left(self, run: HostRun, phase: str) -> str:
         """Return how a host ended that did not report."""
         status, code, while_ = run.result.status, run.result.code, _WORDS[phase]
+        stack = _without_machinery(run.result.stack)
         if status == "killed":
-            text = f"The host was killed by {_signal(code)} while {while_}."
-            text += f" It was in\n{_stack(run)}" if run.result.stack else ""
+            number = -(code or 0)
+            names = {int(known): f" ({known.name})" for known in signal.Signals}
+            text = f"The host was killed by signal {number}{names.get(number, '')} while {while_}."
+            text += f" It was in\n{stack}" if run.result.stack else ""
         elif status == "exited":
             text = f"The host's process left with exit code {code} while {while_}."
         elif status == "raised" and run.result.error is not None:
             error = run.result.error
             text = error.message if error.kind.endswith("UsageError") else shorten_traceback(error.traceback_text)
         elif status == "waiting":
+            done = [other.name for other in self._runs if other.result.status == "returned"]
             text = (
-                f"The host has done nothing for {self._patience:g} s while {while_}: it waits for {self._done()}, done with "
-                f"the test already, in\n{_stack(run)}\n"
+                f"The host has done nothing for {self._patience:g} s while {while_}: it waits for "
+                f"{_names(done, len(self._runs))}, done with the test already, in\n{stack}\n"
                 "Every host of a test runs the same collectives, in no branch that some do not take."
             )
         elif status == "timeout":
-            text = f"The host did not finish {while_} within {self._deadline:g} s; it was in\n{_stack(run)}"
+            text = f"The host did not finish {while_} within {self._deadline:g} s; it was in\n{stack}"
         else:
-            text = f"The host was ended while {while_}, because another one had failed; it was in\n{_stack(run)}"
-        said = _tail(run.result.output)
+            text = f"The host was ended while {while_}, because another one had failed; it was in\n{stack}"
+        said = _last_lines(run.result.output)
         return text + (f"\nIts last output:\n{said}" if said else "")
-
-    def _done(self) -> str:
-        """Return which hosts had finished the test while others waited."""
-        names = [run.name for run in self._runs if run.result.status == "returned"]
-        return _names(names, len(self._runs))
 
     def _rest(self, phase: str, involved: list[str]) -> str:
         """Return what the other hosts did."""
         lines: dict[str, list[str]] = {}
         for run in self._runs:
-            if run.name not in involved:
-                lines.setdefault(self._doing(run, phase), []).append(run.name)
+            if run.name in involved:
+                continue
+            report, doing = run.report(phase), "did nothing"
+            if run.unfinished is not None:
+                doing = f"did not finish {_WORDS[run.unfinished]}; it was ended inside\n{_without_machinery(run.result.stack)}"
+            elif report is not None:
+                doing = f"{_kind(report)}{_reason(report)}"
+            lines.setdefault(doing, []).append(run.name)
         return "\n".join(f"{_names(names, len(self._runs))} {text}" for text, names in lines.items())
-
-    def _doing(self, run: HostRun, phase: str) -> str:
-        if run.unfinished is not None:
-            return f"did not finish {_WORDS[run.unfinished]}; it was ended inside\n{_stack(run)}"
-        report = run.report(phase)
-        return f"{_kind(report)}{_reason(report)}" if report is not None else "did nothing"
 
     def _place(self) -> tuple[str, int]:
         return self._item.location[0], (self._item.location[1] or 0) + 1
@@ -301,15 +291,14 @@ def _by_failure(shown: list[tuple[HostRun, Any]]) -> list[_Failure]:
     """Group hosts with the same failure."""
     failures: dict[str, _Failure] = {}
     for run, longrepr in shown:
-        message = getattr(getattr(longrepr, "reprcrash", None), "message", None) or _essence(str(longrepr))
-        failures.setdefault(_alike(str(longrepr)), ([], longrepr, message))[0].append(run.name)
+        message = getattr(getattr(longrepr, "reprcrash", None), "message", None)
+        if not message:
+            lines = str(longrepr).strip().splitlines()
+            message = lines[-1 if lines[0].startswith("Traceback ") else 0]
+        # Without what differs between processes.
+        key = re.sub(r"0x[0-9a-f]+|[\w-]+-host\d+-\w+|\bhost[- ]\d+|task:\d+", "*", str(longrepr))
+        failures.setdefault(key, ([], longrepr, message))[0].append(run.name)
     return list(failures.values())
-
-
-def _essence(text: str) -> str:
-    """Return the most important line: of a traceback the last one."""
-    lines = text.strip().splitlines()
-    return lines[-1 if lines[0].startswith("Traceback ") else 0]
 
 
 def _empty(item: pytest.Item, phase: str) -> pytest.TestReport:
@@ -345,31 +334,13 @@ def _names(names: list[str], number: int) -> str:
     return f"hosts {', '.join(short[:-1])} and {short[-1]}"
 
 
-def _alike(text: str) -> str:
-    """Return a failure without what differs between processes."""
-    return re.sub(r"0x[0-9a-f]+|[\w-]+-host\d+-\w+|\bhost[- ]\d+|task:\d+", "*", text)
-
-
-def _signal(code: int | None) -> str:
-    number = -(code or 0)
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"
-
-
-def _stack(run: HostRun) -> str:
-    """Return where the host was, without the frames of pytest."""
-    return _without_machinery(run.result.stack)
-
-
 def _without_machinery(stack: str) -> str:
     frames = re.split(r"\n(?=  File )", stack.rstrip("\n"))
     shown = [frame for frame in frames if not _MACHINERY.match(frame)]
     return "\n".join(shown or frames) or "  (unknown)"
 
 
-def _tail(output: str) -> str:
+def _last_lines(output: str) -> str:
     """Return the end of a host's output, without TensorFlow's routine messages; of Python's crash dump the start."""
     at = output.find("Fatal Python error:")
     if at >= 0:
@@ -405,17 +376,14 @@ def _shared_properties(runs: list[HostRun], reports: list[pytest.TestReport]) ->
 Properties = list[tuple[str, object]]
 
 
-def skipped_report(item: pytest.Item, started: float, reason: str, properties: Properties) -> list[pytest.TestReport]:
-    """Return the reports of a test that could not run here."""
-    path, line, _ = item.location
-    setup = _report(item, "setup", "skipped", started, (path, line or 0, f"Skipped: {reason}"))
-    return finished([setup, _report(item, "teardown", "passed", time.time())], properties)
-
-
-def error_report(item: pytest.Item, started: float, message: str, properties: Properties) -> list[pytest.TestReport]:
-    """Return the reports of a test with a usage error."""
-    path, line, _ = item.location
-    setup = _report(item, "setup", "failed", started, upstream.failure(message, path, line or 0, message))
+def setup_reports(
+    item: pytest.Item, outcome: str, started: float, message: str, properties: Properties
+) -> list[pytest.TestReport]:
+    """Return the reports of a test that could not run here (`skipped`), or has a usage error (`failed`)."""
+    path, line = item.location[0], item.location[1] or 0
+    is_skipped = outcome == "skipped"
+    longrepr = (path, line, f"Skipped: {message}") if is_skipped else upstream.failure(message, path, line, message)
+    setup = _report(item, "setup", outcome, started, longrepr)
     return finished([setup, _report(item, "teardown", "passed", time.time())], properties)
 
 

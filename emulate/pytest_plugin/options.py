@@ -5,16 +5,16 @@ The names that all parts of the plugin use are here, too: the mark, keys of pyte
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
-    from emulate.pytest_plugin.controller import Controller
-    from emulate.pytest_plugin.host import Host
-    from emulate.pytest_plugin.surroundings import InProcess
+    from emulate.pytest_plugin.host_session import TestHost
 
 NAME = "topology"
 """Name of the mark."""
@@ -25,12 +25,9 @@ DESCRIPTION = (
     "except with fresh=True."
 )
 
-HOST: pytest.StashKey[Host] = pytest.StashKey()
+HOST: pytest.StashKey[TestHost] = pytest.StashKey()
 """In the config of a pytest that runs on an emulated host."""
-CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
-"""In the config of a pytest that the user started, or a worker of pytest-xdist, once it met a test with a topology."""
-
-IN_PROCESS: pytest.StashKey[InProcess] = pytest.StashKey()
+IN_PROCESS: pytest.StashKey[TestHost] = pytest.StashKey()
 """In a test that runs in pytest's own process: its host."""
 
 TOPOLOGY, DEVICE, VERDICT, REASON = "gpudist_topology", "gpudist_device", "gpudist_verdict", "gpudist_reason"
@@ -40,86 +37,43 @@ EMULATED, NO_DEVICE = "emulated", "none"
 
 DEVICES = ("auto", "cpu", "gpu")
 DEFAULT_POOL_SIZE = 12
-DEFAULT_DEADLINE = 300.0
-DEFAULT_PATIENCE = 10.0
 
 
-def _of(flag: str, name: str, convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
+class _Kind(NamedTuple):
+    metavar: str
+    rule: str
+    convert: Callable[[str], Any]
+    is_right: Callable[[Any], bool]
+
+
+_DEVICE = _Kind("KIND", "must be one of auto, cpu, gpu", str, lambda kind: kind in DEVICES)
+_SECONDS = _Kind("SECONDS", "must be a positive number of seconds", float, lambda seconds: 0 < seconds < math.inf)
+_HOSTS = _Kind("HOSTS", "must be a number of hosts, 1 or more", int, lambda count: count >= 1)
+_SEED = _Kind("N", "must be a whole number from 0 to 4294967295", int, lambda seed: 0 <= seed < 1 << 32)
+
+_OPTIONS: dict[str, tuple[_Kind, Any, str]] = {
+    "device": (_DEVICE, "auto", "What the topologies are made of: cpu (emulated), gpu, auto."),
+    "deadline": (_SECONDS, 300.0, "How long a test may take on its hosts before it fails with the stack of each."),
+    "patience": (_SECONDS, 10.0, "How long a host may wait in TensorFlow, doing nothing, for one that is done with the test."),
+    "pool-size": (
+        _HOSTS,
+        None,
+        f"How many hosts are kept between tests (more if one file needs more), for all workers. Default: {DEFAULT_POOL_SIZE}.",
+    ),
+    "seed": (_SEED, 0, "Seeds Python, NumPy, TensorFlow and Keras on every host."),
+}
+
+
+def _parser(flag: str, name: str, kind: _Kind) -> Callable[[str], Any]:
     """Return a parser for one option, whose error says what the option must be."""
 
     def parse(text: str) -> Any:
-        try:
-            return convert(text)
-        except ValueError:
-            raise pytest.UsageError(f"{flag} {rule}. Received: {name}={text!r}.") from None
+        with contextlib.suppress(ValueError):
+            if kind.is_right(value := kind.convert(text)):
+                return value
+        raise pytest.UsageError(f"{flag} {kind.rule}. Received: {name}={text!r}.")
 
     return parse
-
-
-def _device(text: str) -> str:
-    if text not in DEVICES:
-        raise ValueError
-    return text
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _seed(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 1 << 32:
-        raise ValueError
-    return number
-
-
-_OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str, str, str]] = {
-    "device": (
-        _device,
-        "auto",
-        "KIND",
-        "must be one of auto, cpu, gpu",
-        "What the topologies are made of: cpu (emulated), gpu, auto.",
-    ),
-    "deadline": (
-        _positive,
-        DEFAULT_DEADLINE,
-        "SECONDS",
-        "must be a positive number of seconds",
-        "How long a test may take on its hosts before it fails with the stack of each.",
-    ),
-    "patience": (
-        _positive,
-        DEFAULT_PATIENCE,
-        "SECONDS",
-        "must be a positive number of seconds",
-        "How long a host may wait in TensorFlow, doing nothing, for one that is done with the test.",
-    ),
-    "pool-size": (
-        _count,
-        None,
-        "HOSTS",
-        "must be a number of hosts, 1 or more",
-        f"How many hosts are kept between tests (more if one file needs more), for all workers. Default: {DEFAULT_POOL_SIZE}.",
-    ),
-    "seed": (
-        _seed,
-        0,
-        "N",
-        "must be a whole number from 0 to 4294967295",
-        "Seeds Python, NumPy, TensorFlow and Keras on every host.",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -148,12 +102,11 @@ class PluginSettings:
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("gpudist", "gpudist: tests on emulated and real topologies")
-    for name, (convert, default, metavar, rule, text) in _OPTIONS.items():
+    for name, (kind, default, text) in _OPTIONS.items():
         flag, ini = f"--gpudist-{name}", f"gpudist_{name.replace('-', '_')}"
         shown = "" if default is None else f" Default: {default:g}." if isinstance(default, float) else f" Default: {default}."
-        group.addoption(
-            flag, dest=ini, metavar=metavar, default=None, type=_of(flag, ini, convert, rule), help=f"{text}{shown} Ini: {ini}."
-        )
+        help_text, parse = f"{text}{shown} Ini: {ini}.", _parser(flag, ini, kind)
+        group.addoption(flag, dest=ini, metavar=kind.metavar, default=None, type=parse, help=help_text)
         parser.addini(ini, text, default="")
     text = "Fail the run when a test with a topology was skipped or ran on emulated devices."
     group.addoption(
@@ -177,11 +130,11 @@ def settings(config: pytest.Config) -> PluginSettings:
         pytest.UsageError: When an ini setting cannot be meant.
     """
     values: dict[str, Any] = {}
-    for name, (convert, default, _, rule, _) in _OPTIONS.items():
+    for name, (kind, default, _) in _OPTIONS.items():
         ini = f"gpudist_{name.replace('-', '_')}"
         value = config.getoption(ini)
         if value is None and (text := str(config.getini(ini)).strip()):
-            value = _of(f"The ini setting {ini}", ini, convert, rule)(text)
+            value = _parser(f"The ini setting {ini}", ini, kind)(text)
         values[name.replace("-", "_")] = default if value is None else value
     strict = bool(config.getoption("gpudist_strict") or _strict(config))
     return PluginSettings(strict=strict, in_process=config.getoption("gpudist_in_process"), **values)

@@ -123,6 +123,12 @@ def base_folder(config: pytest.Config) -> Path:
     return Path(factory.getbasetemp())
 
 
+def nodeid_of(item: pytest.Item) -> str:
+    """Return the node id without the group that pytest-xdist appends."""
+    assert item.parent is not None
+    return f"{item.parent.nodeid}::{item.name}"
+
+
 def fixture_request(item: pytest.Item) -> Any:
     """Return the request of a test during its setup."""
     return item._request  # type: ignore[attr-defined]

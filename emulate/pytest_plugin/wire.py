@@ -5,6 +5,7 @@ Messages are JSON, and values that pickle supports.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import warnings
@@ -17,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.pytest_plugin import upstream
-from emulate.pytest_plugin.merge import PHASES, HostRun
-from emulate.pytest_plugin.others import CoverageMeasurement
+from emulate.pytest_plugin.merge import PHASES, HostRun, has_raised
+from emulate.pytest_plugin.third_party_plugins import CoverageMeasurement
 
 if TYPE_CHECKING:
-    from emulate.pool import HostResult, Lease
+    from emulate.cluster import HostResult, Lease
 
 # Events of a host.
 REPORT = "gpudist-report"
@@ -150,21 +151,17 @@ def dump_warning(message: warnings.WarningMessage, when: str, nodeid: str, locat
 
 def load_warning(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `pytest_warning_recorded`."""
-    category = _category(event["module"], event["kind"])
+    category: Any = UserWarning
+    with contextlib.suppress(AttributeError, TypeError):
+        if event["module"] in ("builtins", "pytest"):
+            own = getattr(importlib.import_module(event["module"]), event["kind"])
+            own("a text")
+            category = own
     message = warnings.WarningMessage(
         message=category(event["text"]), category=category, filename=event["filename"], lineno=event["lineno"]
     )
     location = tuple(event["location"]) if event["location"] else None
     return {"warning_message": message, "when": event["when"], "nodeid": event["nodeid"], "location": location}
-
-
-def _category(module: str, kind: str) -> Any:
-    try:
-        category = getattr(importlib.import_module(module), kind) if module in ("builtins", "pytest") else UserWarning
-        category("a text")
-    except (AttributeError, TypeError):
-        return UserWarning
-    return category
 
 
 START_SECONDS = 60.0
@@ -230,41 +227,30 @@ class EventsOfTest:
         self._lease.allow(self.deadline if len(self._ready) == self._num_hosts else self.deadline + START_SECONDS)
 
     def _take_report(self, host: int, report: pytest.TestReport) -> None:
-        if report.nodeid != self._nodeid:
+        if report.nodeid != upstream.nodeid_of(self._item):
             self.received[host].late.append(report)
-            return
-        if upstream.subtest_name(report) is not None:
+        elif upstream.subtest_name(report) is not None:
             self.received[host].subtests.append(report)  # its host goes on after it
-            return
-        self.received[host].reports.append(report)
-        raised = report.failed or (report.skipped and hasattr(report, "wasxfail"))
-        if raised:
-            self._hurry()
+        else:
+            self.received[host].reports.append(report)
+            if has_raised(report):
+                self._hurry()
 
     def _hurry(self) -> None:
         """Give the other hosts a short time after one has failed or left: they may wait for it forever."""
         if len(self.received) > 1:
             self._lease.hurry()
 
-    @property
-    def _nodeid(self) -> str:
-        assert self._item.parent is not None
-        return f"{self._item.parent.nodeid}::{self._item.name}"
-
     def run_of(self, host: int, result: HostResult) -> HostRun:
         """Return how the test ended on one host."""
         said = self.received[host]
         phases = tuple(phase for phase in PHASES if phase != "call" or not self._config.getoption("setuponly", False))
-        captured = self._captured(host, result)
+        captured = []
+        for path in said.captured if result.status != "returned" else ():  # what it had written in its last phase
+            with contextlib.suppress(OSError):  # not every way of capturing has files
+                if text := path.read_text(encoding="utf-8", errors="replace"):
+                    captured.append((f"Captured {path.suffix.removeprefix('.')}", text))
         return HostRun(host, self._lease.names[host], said.reports, result, captured, said.subtests, phases)
-
-    def _captured(self, host: int, result: HostResult) -> list[tuple[str, str]]:
-        """Return what an unfinished host had written in its last phase, as sections of a report."""
-        if result.status == "returned":
-            return []
-        names = [f"Captured {path.suffix.removeprefix('.')}" for path in self.received[host].captured]
-        texts = [_read(path) for path in self.received[host].captured]
-        return [(name, text) for name, text in zip(names, texts, strict=True) if text]
 
     def late_reports(self, *, everything: bool = False) -> list[pytest.TestReport]:
         """Return the failures of later teardowns of earlier tests, each once."""
@@ -276,10 +262,3 @@ class EventsOfTest:
                     report.location = (*report.location[:2], f"{report.location[2]} on {name}")
                     failures[key] = report
         return list(failures.values())
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not every way of capturing has files
-        return ""

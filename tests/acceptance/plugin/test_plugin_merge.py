@@ -12,7 +12,7 @@ from _pytest import capture, runner, unittest
 from _pytest.config import Config
 from absl.testing import parameterized
 
-from emulate.pool import HostResult
+from emulate.cluster import HostResult
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Turns
 from emulate.pytest_plugin.merge import HostRun, merge, verdict_of

@@ -13,8 +13,8 @@ import pytest
 
 from emulate import Cluster
 from emulate.cluster.isolation import Capability, Isolation, Links
-from emulate.cluster.keeper import Order, _Keeper
-from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.keeper import _Keeper
+from emulate.cluster.plan import ClusterPlan, Order
 from emulate.errors import Unavailable
 from emulate.faults import check_disk, parse_all
 from emulate.topology import Topology

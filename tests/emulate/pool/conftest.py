@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import cloudpickle
 import pytest
 
-from emulate.cluster import Preload
-from emulate.pool import Pool
+from emulate.cluster import Pool, Preload
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import roles_of
+from emulate.cluster import Pool
 from emulate.cluster.gpus import GpuHold
+from emulate.cluster.plan import roles_of
 from emulate.devices import DeviceChoice
 from emulate.errors import Unavailable, UsageError
-from emulate.pool import Pool
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, inventory
 
@@ -25,7 +25,7 @@ class Gpus:
     def __init__(self) -> None:
         self.held_by: Any = None
 
-    def cluster(self, preload: Any, topology: Topology, options: Any, device: str) -> Any:
+    def cluster(self, preload: Any, topology: Topology, device: str, options: Any) -> Any:
         hold = GpuHold.take(SimpleNamespace(topology=topology)) if device == "gpu" else None  # type: ignore[arg-type]
         made = SimpleNamespace(
             topology=topology,
@@ -53,10 +53,10 @@ class Gpus:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     made, there = Gpus(), inventory(gpu(77))
-    monkeypatch.setattr("emulate.pool.pool.WarmCluster", made.cluster)
+    monkeypatch.setattr("emulate.cluster.pool.Session", made.cluster)
     monkeypatch.setattr("emulate.cluster.gpus.find_gpus", lambda: there)
     monkeypatch.setattr(
-        "emulate.pool.pool.choose_device", lambda device, topologies: DeviceChoice("cpu" if device == "cpu" else "gpu")
+        "emulate.cluster.pool.choose_device", lambda device, topologies: DeviceChoice("cpu" if device == "cpu" else "gpu")
     )
     return made
 
@@ -108,7 +108,7 @@ def test_whoever_runs_beside_the_pool_can_have_them(gpus: Gpus) -> None:
 def test_a_cluster_beside_the_pool_has_them_of_itself(gpus: Gpus) -> None:
     with pool_on("gpu") as pool:
         pool.give_back(pool.take(Topology(1, 2)))
-        beside = gpus.cluster(None, Topology(1, 1), None, "gpu")
+        beside = gpus.cluster(None, Topology(1, 1), "gpu", None)
         assert gpus.held_by is beside
         beside.end()
 
@@ -117,7 +117,7 @@ def test_of_a_cluster_that_is_leased_nobody_of_the_same_thread_has_them(gpus: Gp
     with pool_on("gpu") as pool:
         leased = pool.take(Topology(1, 2))
         with pytest.raises(Unavailable, match="of the same thread"):
-            gpus.cluster(None, Topology(1, 1), None, "gpu")
+            gpus.cluster(None, Topology(1, 1), "gpu", None)
         assert gpus.held_by is leased
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import HostContext
+from emulate.cluster import HostContext, HostResult, Lease, Pool
 from emulate.errors import UsageError
-from emulate.pool import HostResult, Lease, Pool
 
 LIMIT = 60.0
 

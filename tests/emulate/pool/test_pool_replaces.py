@@ -6,8 +6,7 @@ import os
 import time
 from typing import Any
 
-from emulate.cluster import HostContext
-from emulate.pool import HostResult, Pool
+from emulate.cluster import HostContext, HostResult, Pool
 
 LIMIT = 60.0
 

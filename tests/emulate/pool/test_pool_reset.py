@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import HostContext
-from emulate.pool import HostResult, Pool, Reset
+from emulate.cluster import HostContext, HostResult, Pool, Reset
 from emulate.topology import Topology
 
 Function = Callable[[], Any]

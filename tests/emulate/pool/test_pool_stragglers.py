@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from emulate.cluster import Thread
-from emulate.cluster.threads import parse
-from emulate.pool.round import Stragglers
+from emulate.cluster.hang import Stragglers
+from emulate.cluster.threads import Thread, parse
 
 PATIENCE = 10.0
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import HostContext
+from emulate.cluster import HostContext, HostResult, Pool, before_runtime
 from emulate.errors import UsageError
-from emulate.pool import HostResult, Pool, before_runtime
 
 
 def returned(results: list[HostResult]) -> list[Any]:
@@ -21,7 +20,7 @@ def returned(results: list[HostResult]) -> list[Any]:
 def renew(context: HostContext) -> list[Any]:
     import tensorflow as tf
 
-    from emulate.pool import upstream
+    from emulate.cluster import upstream
 
     cls = sys.modules["tensorflow.python.distribute.collective_all_reduce_strategy"].CollectiveAllReduceStrategy
     tf.distribute.MultiWorkerMirroredStrategy()
@@ -57,7 +56,7 @@ def test_an_action_comes_before_the_first_operation_once(pool: Pool) -> None:
 def forget(context: HostContext) -> bool:
     import tensorflow as tf
 
-    from emulate.pool import upstream
+    from emulate.cluster import upstream
 
     before = tf.random.get_global_generator()
     upstream.forget_generator()
@@ -72,7 +71,7 @@ def test_the_global_generator_is_forgotten(pool: Pool) -> None:
 def clear_legacy(context: HostContext) -> list[Any]:
     import tf_keras
 
-    from emulate.pool import upstream
+    from emulate.cluster import upstream
 
     tf_keras.utils.set_random_seed(3)
     first = tf_keras.layers.Dense(1).name

@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from emulate.cluster import HostContext, Preload
-from emulate.pool import Pool
+from emulate.cluster import HostContext, Pool, Preload
 from tests.emulate.cluster.helpers import is_running, start_python, wait_until
 
 LIMIT = 60.0
@@ -107,7 +106,7 @@ def test_a_pool_that_is_closed_leaves_no_process_thread_or_folder(bare: Preload)
 SUPERVISOR = """
 import json, os, signal, sys, time
 from emulate.cluster import Preload
-from emulate.pool import Pool
+from emulate.cluster import Pool
 
 def job(context):
     context.send({"event": "there"})

@@ -14,49 +14,44 @@ import re
 import sys
 import time
 import warnings
+from contextlib import AbstractContextManager
 from os import replace
 from os.path import exists
 from pathlib import Path
 from pickle import dumps, loads
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from emulate.errors import UsageError
-from emulate.pool import keep_meeting
 from emulate.pytest_plugin.wire import SessionPlan
 from emulate.topology import Topology
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-_LATE = re.compile(r"cannot be modified after (being )?initializ|must be configured at program startup")
+LATE_SETTING = re.compile(r"cannot be modified after (being )?initializ|must be configured at program startup")
 """TensorFlow's words for a setting that comes after the first operation of a process."""
+ABOUT_LATE_SETTING = (
+    "TensorFlow allows this setting only before the first operation of a process. Received: a host that has run other "
+    'tests of this file. Give the test hosts of its own: @pytest.mark.topology("1x2", fresh=True).'
+)
+
+
+_CHOOSING = ("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "cacheclear", "looponfail")
+_OFF = ("usepdb", "trace", "pyargs", "loadgroup", "distload", *_CHOOSING)
+"""Options that choose among all tests, need a terminal, or distribute tests: a host runs one test at a time."""
 
 
 def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
     """Return the user's options, without those that concern the run as a whole."""
     options = {
         **plan.options,
+        **dict.fromkeys(_OFF, False),
         "basetemp": folder,
         "plugins": [*plan.options.get("plugins", []), "no:terminal"],
-        "usepdb": False,
-        "trace": False,
         "maxfail": 0,
-        "pyargs": False,
         "keyword": "",
         "markexpr": "",
         "deselect": None,
-        "lf": False,
-        "failedfirst": False,
-        "newfirst": False,
-        "stepwise": False,
-        "stepwise_skip": False,
-        "cacheclear": False,
-        "looponfail": False,
         "dist": "no",
-        "loadgroup": False,
-        "distload": False,
         "numprocesses": None,
         "maxprocesses": None,
         "tx": [],
@@ -77,14 +72,6 @@ def refuse_debugger(*args: Any, **kwargs: Any) -> None:
     )
 
 
-def find_each_other() -> None:
-    """Let the hosts meet: TensorFlow wants that before its runtime is up, and the module of a test may start it."""
-    import gpudist_core
-
-    gpudist_core.make_strategy()
-    keep_meeting()
-
-
 def seed_everything(seed: int) -> None:
     """Seed every generator a test may use."""
     random.seed(seed)
@@ -97,50 +84,7 @@ def seed_everything(seed: int) -> None:
             sys.modules[name].utils.set_random_seed(seed)
 
 
-def make_strategy(kind: str | None) -> Any:
-    """Return the strategy of a test. Its mark names the kind."""
-    if kind == "default":
-        import tensorflow as tf
-
-        return tf.distribute.get_strategy()
-    import gpudist_core
-
-    return gpudist_core.make_strategy(kind or "auto")
-
-
-def logical_devices(host: int) -> list[Any]:
-    """Return the devices that a program sees on a host. TensorFlow lists those of a whole cluster."""
-    import tensorflow as tf
-
-    # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
-    for kind in ("GPU", "CPU"):
-        call = pytest.CallInfo.from_call(functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception)
-        own = [device for device in call.result or [] if "/task:" not in device.name or f"/task:{host}/" in device.name]
-        if own:
-            return own
-    return []
-
-
-def about_late_call(error: str) -> str:
-    """Return what to do about a setting that an earlier test on the same host made impossible; empty for another error."""
-    if not _LATE.search(error):
-        return ""
-    return (
-        "TensorFlow allows this setting only before the first operation of a process. Received: a host that has run other "
-        'tests of this file. Give the test hosts of its own: @pytest.mark.topology("1x2", fresh=True).'
-    )
-
-
-def is_of_tensorflow(error: BaseException | None) -> bool:
-    """Return whether TensorFlow raised the exception, or one that led to it."""
-    while error is not None:
-        if type(error).__module__.startswith("tensorflow."):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-class HostCluster:
+class HostCluster(AbstractContextManager["HostCluster"]):
     """Describe the cluster of a test, seen from one of its hosts.
 
     Args:
@@ -196,23 +140,26 @@ class HostCluster:
         replace(mine, folder / str(self.host))
         paths = [folder / str(host) for host in range(self.num_hosts)]
         while not all(exists(path) for path in paths):  # the test's deadline ends this
-            self._check_presence(paths)
+            gone = [host for host, path in enumerate(paths) if exists(self._folder / f"left-{host}") and not exists(path)]
+            if gone:
+                raise UsageError(
+                    "Every host of a test calls gather and barrier equally often. "
+                    f"Received: call {self._meetings} on {self.name}, and host {gone[0]} is done with the test. "
+                    "Call it on every host, in no branch that only some of them take."
+                )
             time.sleep(0.002)
         return [loads(path.read_bytes()) for path in paths]
-
-    def _check_presence(self, paths: list[Path]) -> None:
-        __tracebackhide__ = True
-        gone = [host for host in range(self.num_hosts) if exists(self._folder / f"left-{host}") and not exists(paths[host])]
-        if gone:
-            raise UsageError(
-                f"Every host of a test calls gather and barrier equally often. Received: call {self._meetings} on {self.name}, "
-                f"and host {gone[0]} is done with the test. Call it on every host, in no branch that only some of them take."
-            )
 
     def barrier(self) -> None:
         """Wait until every host is here."""
         __tracebackhide__ = True
         self.gather(None)
+
+    def say_done(self) -> None:
+        """Tell the other hosts that this one has finished the test."""
+        if self.num_hosts > 1:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"left-{self.host}").touch()
 
     def run(self, *_: Any, **__: Any) -> None:
         """Refuse to run a function on a cluster from one of its hosts.
@@ -225,21 +172,49 @@ class HostCluster:
             "`strategy`, `devices` or `shared_path`. Its body runs on every host already; leave these out to use cluster.run."
         )
 
-    def __enter__(self) -> HostCluster:  # noqa: PYI034
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
 
-def say_done(cluster: HostCluster) -> None:
-    """Tell the other hosts of a cluster that this host has finished the test."""
-    if cluster.num_hosts > 1:
-        cluster._folder.mkdir(parents=True, exist_ok=True)
-        (cluster._folder / f"left-{cluster.host}").touch()
+class TestHost:
+    """Provide what a test asks of the host that it runs on.
+
+    Attributes:
+        cluster: The cluster as this host sees it.
+        strategy: The kind of strategy that the test's mark asks for.
+    """
+
+    __test__ = False  # not a test, whatever its name
+    cluster: HostCluster
+    strategy: str | None = None
+
+    def make_strategy(self) -> Any:
+        """Return the strategy of the test."""
+        if self.strategy == "default":
+            import tensorflow as tf
+
+            return tf.distribute.get_strategy()
+        import gpudist_core
+
+        return gpudist_core.make_strategy(self.strategy or "auto")
+
+    def logical_devices(self) -> list[Any]:
+        """Return the devices that a program sees on this host. TensorFlow lists those of a whole cluster."""
+        import tensorflow as tf
+
+        host = self.cluster.host
+        # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
+        for kind in ("GPU", "CPU"):
+            call = pytest.CallInfo.from_call(
+                functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception
+            )
+            own = [device for device in call.result or [] if "/task:" not in device.name or f"/task:{host}/" in device.name]
+            if own:
+                return own
+        return []
 
 
-class InProcess:
+class InProcess(TestHost):
     """Be the one host of a topology.
 
     Args:
@@ -253,7 +228,6 @@ class InProcess:
         from emulate.devices import DevicePlan, install
 
         self._topology = topology
-        self._strategy: str | None = None
         install(DevicePlan(topology.num_devices), lambda code, text: warnings.warn(text, stacklevel=2))
 
     def begin(self, topology: Topology, strategy: str | None, folder: Path, seed: int) -> None:
@@ -273,22 +247,6 @@ class InProcess:
                 "With --gpudist-in-process all tests of one host need the same topology. "
                 f"Received: topology={str(topology)!r}, after tests on {str(self._topology)!r}. Choose tests: -k {topology}."
             )
-        self._strategy = strategy
-        self._cluster = HostCluster(topology, 0, folder)
+        self.strategy = strategy
+        self.cluster = HostCluster(topology, 0, folder)
         seed_everything(seed)
-
-    def make_strategy(self, item: pytest.Item) -> Any:
-        """Return the strategy that the test's mark asks for."""
-        return make_strategy(self._strategy)
-
-    def logical_devices(self) -> list[Any]:
-        """Return the devices that a program sees."""
-        return logical_devices(0)
-
-    def shared_folder(self) -> Path:
-        """Return a folder of the test."""
-        return self._cluster.shared_path
-
-    def cluster(self) -> HostCluster:
-        """Return the cluster as its only host sees it."""
-        return self._cluster

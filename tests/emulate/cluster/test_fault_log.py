@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import supervision
-from emulate.cluster.supervision import Befallen
+from emulate.cluster import fault_log
+from emulate.cluster.fault_log import FaultLog
 from emulate.faults import Disconnect, Fault, Kill, Stop
 
 
@@ -26,9 +26,9 @@ def test_a_fault_for_a_time_is_known_to_pass_and_one_for_ever_is_not(
     monkeypatch: pytest.MonkeyPatch, fault: Fault, lasts: float
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(fault_log, "time", SimpleNamespace(monotonic=lambda: clock.now))
     plan: Any = SimpleNamespace(faults=[fault], faults_to_come={})
-    known = Befallen(plan)
+    known = FaultLog(plan)
     known.take(1, {"event": "fired", "fault": 0, "step": 4})
     seen = []
     for clock.now in (100.0, 100.0 + lasts - 0.1, 100.0 + lasts + 0.1):

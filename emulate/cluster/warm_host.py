@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from emulate.cluster import HostContext, describe, note_no_route
+from emulate.cluster import upstream
+from emulate.cluster.context import HostContext
+from emulate.cluster.host import describe, exit_code, note_no_route, sendable
 from emulate.imports import when_imported
-from emulate.pickling import to_bytes
-from emulate.pool import upstream
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Renew:
 
 
 # Events of a warm host, beside those that its job sends.
-DONE = "job-done"  # status, pickled, error, code
+JOB_DONE = "job-done"  # status, pickled, error, code
 IDLE = "job-idle"  # first_key, from where on the host's next strategy counts
 NEEDS_PROCESS = "needs-fresh-process"  # the job sets what TensorFlow has read when it was imported
 OUTPUT = "output"  # the file in a host's folder that has both its streams
@@ -110,42 +110,20 @@ def _idle() -> dict[str, Any]:
 
 def _run(job: Job, context: HostContext) -> dict[str, Any]:
     try:
-        function, args = _load(job)
-        return {"event": DONE, "status": "returned", "pickled": _dump(function(context, *args))}
+        try:
+            function, args = pickle.loads(job.call.read_bytes())
+        except Exception as error:  # a class that cannot be made again
+            raise TypeError(
+                "A host must be able to unpickle a job and its arguments, as it can numbers, NumPy arrays and containers of "
+                f"them, before it calls it. Received: {type(error).__name__}: {error}. Make such objects inside it."
+            ) from error
+        return {"event": JOB_DONE, "status": "returned", "pickled": sendable(function(context, *args), "a job returns")}
     except SystemExit as leave:
-        return {"event": DONE, "status": "exited", "code": _exit_code(leave.code)}
+        return {"event": JOB_DONE, "status": "exited", "code": exit_code(leave.code)}
     except BaseException as error:
         said = describe(error)
         note_no_route(said, context)
-        return {"event": DONE, "status": "raised", "error": said}
-
-
-def _load(job: Job) -> Any:
-    try:
-        return pickle.loads(job.call.read_bytes())
-    except Exception as error:  # a class that cannot be made again
-        raise TypeError(
-            "A host must be able to unpickle a job and its arguments, as it can numbers, NumPy arrays and containers of them, "
-            f"before it calls it. Received: {type(error).__name__}: {error}. Make such objects inside it."
-        ) from error
-
-
-def _dump(value: Any) -> bytes:
-    try:
-        return to_bytes(value)
-    except Exception as error:  # objects refuse in many ways
-        raise TypeError(
-            f"What a job returns must be sendable to another process. Received: a {type(value).__name__}, which is not "
-            f"({type(error).__name__}: {error}). Return numbers, NumPy arrays and containers of them."
-        ) from error
-
-
-def _exit_code(code: Any) -> int:
-    """Return the exit code of a Python program that ends with `sys.exit(code)`."""
-    if code is None or isinstance(code, int):
-        return (code or 0) & 0xFF
-    print(code, file=sys.stderr)
-    return 1
+        return {"event": JOB_DONE, "status": "raised", "error": said}
 
 
 class Reset:
@@ -161,7 +139,12 @@ class Reset:
 
     def undo(self) -> None:
         """Restore them, forget seeds, clear Keras's session, and empty the folder for temporary files."""
-        self._restore_environment()
+        os.environ = self._environ  # noqa: B003 - a job may have assigned another mapping
+        for name in os.environ.keys() - self._environment.keys():
+            del os.environ[name]
+        for name, value in self._environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
         os.chdir(self._cwd)
         tempfile.tempdir = None
         forget_seeds()
@@ -170,7 +153,13 @@ class Reset:
         upstream.clear_legacy_session()
         if self._policy is not None and _dtype_policy() != self._policy:
             sys.modules["keras"].config.set_dtype_policy(self._policy)
-        self._empty_folder()  # last: Keras's session may have held files of it open
+        for entry in self._temporary.iterdir():  # last: Keras's session may have held files of it open
+            if entry.name in self._kept:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
@@ -190,23 +179,6 @@ class Reset:
 
     def _files(self) -> set[str]:
         return {entry.name for entry in self._temporary.iterdir()}
-
-    def _restore_environment(self) -> None:
-        os.environ = self._environ  # noqa: B003 - a job may have assigned another mapping
-        for name in os.environ.keys() - self._environment.keys():
-            del os.environ[name]
-        for name, value in self._environment.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-
-    def _empty_folder(self) -> None:
-        for entry in self._temporary.iterdir():
-            if entry.name in self._kept:
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
 
 
 def forget_seeds() -> None:

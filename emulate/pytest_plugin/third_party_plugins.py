@@ -101,17 +101,12 @@ class CoverageMeasurement:
     """Describe how pytest-cov measures.
 
     Attributes:
-        source: Packages and folders; None for all that is beneath the working directory.
-        branch: Whether branches count; None as coverage's own configuration has it.
-        config_file: The file of that configuration.
-        data_file: Where the results go, without the endings of parts.
+        options: What it gave to coverage: packages and folders, whether branches count, the file of the configuration, and
+            where the results go, without the endings of parts.
         by_test: Whether it is told which test ran what.
     """
 
-    source: list[str] | None
-    branch: bool | None
-    config_file: Any
-    data_file: str
+    options: dict[str, Any]
     by_test: bool
 
     @classmethod
@@ -121,14 +116,9 @@ class CoverageMeasurement:
         measuring = getattr(getattr(plugin, "cov_controller", None), "cov", None)
         if measuring is None:
             return None
-        option = config.option
-        return cls(
-            source=option.cov_source or None,
-            branch=option.cov_branch,
-            config_file=option.cov_config,
-            data_file=os.path.abspath(measuring.config.data_file),
-            by_test=getattr(option, "cov_context", None) == "test",
-        )
+        asked, file = config.option, os.path.abspath(measuring.config.data_file)
+        options = {"source": asked.cov_source or None, "branch": asked.cov_branch, "config_file": asked.cov_config}
+        return cls({**options, "data_file": file}, by_test=getattr(asked, "cov_context", None) == "test")
 
 
 class Measuring:
@@ -145,13 +135,7 @@ class Measuring:
             return
         import coverage
 
-        self._coverage = coverage.Coverage(
-            data_file=plan.data_file,
-            data_suffix=f"gpudist.{os.getpid()}.{uuid.uuid4().hex}",
-            source=plan.source,
-            branch=plan.branch,
-            config_file=plan.config_file,
-        )
+        self._coverage = coverage.Coverage(data_suffix=f"gpudist.{os.getpid()}.{uuid.uuid4().hex}", **plan.options)
         # A host runs some of the tests: that it did not import all is nothing to warn of.
         unimported = ["module-not-imported", "module-not-measured", "no-data-collected"]
         disabled = self._coverage.get_option("run:disable_warnings") or []

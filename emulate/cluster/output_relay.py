@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from emulate.cluster.plan import host_name
 
 
-class Echo:
+class OutputRelay:
     """Relay the output of the hosts of one cluster.
 
     Args:

@@ -1,14 +1,18 @@
 """Decide when a cluster with faults is restarted, as a scheduler would, and find the host whose end explains why it failed.
 
-The first to raise has often only lost a peer.
+The first to raise has often only lost a peer. A scheduler's SIGTERM to a command is collected, to be handed on to the hosts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.supervision import RunningCluster
@@ -39,12 +43,10 @@ class Standstill:
 
     Args:
         cluster: Whose hosts.
-        clock: The time in seconds.
     """
 
-    def __init__(self, cluster: RunningCluster, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: RunningCluster) -> None:
         self._cluster = cluster
-        self._clock = clock
         self._since: float | None = None
         self._used = 0.0
 
@@ -52,7 +54,7 @@ class Standstill:
         """Return whether this is so now. Call it several times a second."""
         if not any(is_for_ever(fired.fault) for fired in self._cluster.fired_now):
             return False
-        now, used = self._clock(), sum(self._cluster.cpu_seconds(host) for host in range(len(self._cluster.roles)))
+        now, used = time.monotonic(), sum(self._cluster.cpu_seconds(host) for host in range(len(self._cluster.roles)))
         if self._since is None or used - self._used > _BUSY * max(1.0, now - self._since):
             self._since, self._used = now, used
         return now - self._since >= STANDSTILL
@@ -85,11 +87,6 @@ def telling(text: str, most: int = 20) -> list[str]:
     return [line for line in text.splitlines() if line.strip() and not _CHATTER.match(line)][-most:]
 
 
-def has_failed(outcome: HostOutcome) -> bool:
-    """Return whether an outcome is a failure."""
-    return outcome.status not in ("returned", "missing", "ended") and (outcome.status, outcome.code) != ("exited", 0)
-
-
 def follows_from_a_peer(outcome: HostOutcome) -> bool:
     """Return whether a host raised because another was gone: the other host's end explains more."""
     return outcome.error is not None and bool(PEER_IS_GONE.search(outcome.error.traceback_text + outcome.error.message))
@@ -109,5 +106,29 @@ def patience_after(outcome: HostOutcome) -> float:
 
 def first_cause(outcomes: Sequence[HostOutcome]) -> HostOutcome | None:
     """Return the failure that explains most: a host that left, else an error that is not about a peer, else the first."""
-    failed = [outcome for outcome in outcomes if has_failed(outcome)]
+    harmless = {"returned", "missing", "ended"}
+    failed = [end for end in outcomes if end.status not in harmless and (end.status, end.code) != ("exited", 0)]
     return min(failed, key=follows_from_a_peer, default=None)
+
+
+_SAME_NOTICE = 1.0
+"""Seconds in which another SIGTERM is the same: a wrapper and a scheduler may both send it."""
+
+
+@contextlib.contextmanager
+def first_sigterm() -> Iterator[list[float]]:
+    """Yield a list that gets the time of the first SIGTERM. A later one ends this process at once, as if nobody heard it."""
+    heard: list[float] = []
+
+    def hear(number: int, _: Any) -> None:
+        if not heard:
+            heard.append(time.monotonic())
+        elif time.monotonic() - heard[0] > _SAME_NOTICE:
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGTERM, before)
