@@ -288,7 +288,7 @@ class Case:
     @cached_property
     def lines(self) -> ProgramLines:
         """Return what the runs recorded of the user's lines."""
-        return ProgramLines(self.untouched, self.plain)
+        return ProgramLines(self.untouched, self.plain, outcome=self.outcome)
 
     @cached_property
     def facts(self) -> Facts:

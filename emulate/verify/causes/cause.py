@@ -205,7 +205,7 @@ class Cause:
             return None
         headings = [sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix
         fix = self.fix(*headings) if any(_BY_CORE in heading for heading in headings) else _suited(self.fix(*headings), case)
-        stage, locations = locate((*sign.blame, *self.blame), case, sign.places, sign.tensors)
+        stage, locations = locate((*sign.blame, *self.blame), case.lines, sign.places, sign.tensors)
         return Finding(
             self.code,
             sign.summary,

@@ -208,11 +208,11 @@ def _search_crossings(case: Case) -> Sign | None:
 _OF_KERAS = "With losses that Keras keeps on layers"
 
 
-def _lines(case: Case) -> list[dict[str, object]]:
-    return [entry for event in case.lines.crossings() for entry in event["lines"]]
-
-
-CROSS_REPLICA_TENSOR = Cause("cross-replica-tensor", _search_crossings, blame=(Blame("loss", _lines),))
+CROSS_REPLICA_TENSOR = Cause(
+    "cross-replica-tensor",
+    _search_crossings,
+    blame=(Blame("loss", lambda lines: [entry for event in lines.crossings() for entry in event["lines"]]),),
+)
 
 
 _Values = NDArray[Any]

@@ -236,7 +236,7 @@ BATCHNORM = Cause("batchnorm-local-statistics", _search_batchnorm, by_design=Tru
 
 def _search_cancelled(case: Case) -> Sign | None:
     """Check whether the rounding of synchronized statistics makes the difference: in each step, at the weights of this run."""
-    if not case.base.exceeding or case.facts.batchnorm or not _cancels(case) or not _MADE.find(case):
+    if not case.base.exceeding or case.facts.batchnorm or not _cancels(case) or not _MADE.find(case.lines):
         return None
     first, again = case.base.exceeding[0], case.switched(CENTERED)
     if again is None or not again.is_equivalent_but_for_kinks:

@@ -60,7 +60,7 @@ _OF_A_SCOPE = "If there is no strategy"
 _OF_SERVERS = "If no parameter server is used"
 
 # The first that the program makes: TensorFlow makes others for itself in its scope.
-_FIRST_STRATEGY = Blame("start", lambda case: case.lines.made("strategy")[::-1])
+_FIRST_STRATEGY = Blame("start", lambda lines: lines.made("strategy")[::-1])
 
 REPLICAS_MISSING = Cause("replicas-missing", _search_replicas, runs_that_ended=True, blame=(_FIRST_STRATEGY,))
 
