@@ -222,15 +222,11 @@ def locate(
     named = lines.at(places)
     if named:
         return (blame[0].stage if blame else None), located(named)
-    for candidate in (*blame, *(_all_of(first.stage) for first in blame[:1])):
+    everything = [made(first.stage, *_SOURCES) if first.stage == "examples" else between(first.stage) for first in blame[:1]]
+    for candidate in (*blame, *everything):
         if locations := located(sorted(candidate.find(lines), key=lambda record: record.get("name") not in tensors)):
             return candidate.stage, locations
     return (blame[0].stage if blame else None), ()
-
-
-def _all_of(stage: str) -> Blame:
-    """Look for everything that a stage is made by."""
-    return made(stage, *_SOURCES) if stage == "examples" else between(stage)
 
 
 _SOURCES = ("dataset function", "from_generator", "from_tensor_slices", "from_tensors", "distribute")

@@ -255,15 +255,6 @@ def numbers(values: Iterable[object]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def error_line(text: str | None, otherwise: str) -> str:
-    """Return the line that says what went wrong: the last of a traceback, the first if a process ended without one."""
-    # TensorFlow names the operation after the error.
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip() and not line.strip().startswith("[[")]
-    if not lines:
-        return otherwise
-    return lines[0] if lines[0].startswith("The process of ") else lines[-1]
-
-
 def names_in_words(names: Sequence[str], most: int = 2) -> str:
     """Return the first names, and how many more there are."""
     more = len(names) - most
