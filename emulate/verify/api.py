@@ -22,9 +22,11 @@ from emulate.trace import Trace, check_intact
 from emulate.verify.case import Case
 from emulate.verify.certify import certify
 from emulate.verify.checks import NOT_SEEN, check_virtual, lack_of_memory, trace_budget
+from emulate.verify.ends import steps_run
 from emulate.verify.judge import judge
+from emulate.verify.lab import Lab
+from emulate.verify.recorded import Recorded, RunPair
 from emulate.verify.result import Outcome, RunResult, StartedRuns
-from emulate.verify.run_summary import steps_run
 from emulate.verify.runner import Runner
 from emulate.verify.session import Session
 from emulate.verify.settings import AUTO, Settings, Steps
@@ -173,7 +175,12 @@ def verify(
             *_meetings(runner.started),
         ]
     judged = iter(runs)
-    every = [_unavailable(topology, lacking[topology]) if topology in lacking else next(judged) for topology in topologies]
+    every = [
+        Run(str(topology), "unavailable", all_reduce="none", notes=(lacking[topology],))
+        if topology in lacking
+        else next(judged)
+        for topology in topologies
+    ]
     if certificate is not None and lacking:
         notes.append(certify(None, every[0], certificate))
     fields = (resolved.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
@@ -196,7 +203,7 @@ def _judge_all(
         wanted = [topology for topology in topologies if bool(topology.num_ps) == bool(place.num_ps)]
         if not wanted:
             continue
-        session = Session(runner, program, seed, allow, place)
+        session = Session(Lab(runner, seed, place), program, allow)
         reference, judged, own_notes = session.judge(wanted)
         if certificate is not None:
             own_notes = [*own_notes, certify(session.evidence(wanted[0]), judged[0], certificate)]
@@ -235,10 +242,6 @@ def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologi
     return wanted_faults
 
 
-def _unavailable(topology: Topology, why: Told) -> Run:
-    return Run(topology=str(topology), verdict="unavailable", all_reduce="none", notes=(why,))
-
-
 def _meetings(started: StartedRuns) -> list[Told]:
     """Return what the user should know about paths that several runs share."""
     where = "outside of the working directory and the program's folder"
@@ -275,7 +278,8 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
     first, second = _trace(reference), _trace(topology)
     failure, of_reference = how_it_failed(second), how_it_failed(first)
     failed = failure or of_reference
-    case = Case(first, second, [_trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failed))
+    noise = Recorded([_trace(folder) for folder in _noise_beside(reference)])
+    case = Case(RunPair(first, second), noise, outcome=Outcome(failed))
     steps = steps_run(second, first)
     run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed, steps_run=steps))
     return replace(run, reason=OF_REFERENCE) if of_reference and not failure else run

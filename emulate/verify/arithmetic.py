@@ -109,11 +109,6 @@ class Explanation:
         """Return the steps in which replicas had a wrong weight for another reason."""
         return tuple(fit for fit in self.fits if fit.shares and not fit.uneven)
 
-    @cached_property
-    def decayed(self) -> tuple[Fit, ...]:
-        """Return the steps with a multiple of the weights too much."""
-        return tuple(fit for fit in self.fits if fit.decay)
-
 
 _ELEMENTS = 1_000_000
 """Largest number of elements that a fit uses. The fit is checked on all elements."""
@@ -124,7 +119,9 @@ def explain(comparison: Comparison) -> Explanation:
     fits: list[Fit] = []
     unexplained: list[tuple[str, int]] = []
     for optimizer, step in dirty_steps(comparison):
-        fit = fit_step(comparison, optimizer, step, _last_scaled(fits, optimizer))
+        of_optimizer = (fit for fit in reversed(fits) if fit.optimizer == optimizer)
+        earlier = (fit for fit in of_optimizer if fit.scale != 1.0 and not fit.shares and not fit.decay)
+        fit = fit_step(comparison, optimizer, step, next(earlier, None))
         if fit is None:
             unexplained.append((optimizer, step))
         else:
@@ -190,14 +187,6 @@ def _clipped_alike(comparison: Comparison) -> list[tuple[str, int]]:
     return sorted((place for place in steps if last is None or place[1] <= last), key=lambda place: place[1])
 
 
-def _last_scaled(fits: Sequence[Fit], optimizer: str) -> Fit | None:
-    return next((fit for fit in reversed(fits) if fit.optimizer == optimizer and _is_scale_alone(fit)), None)
-
-
-def _is_scale_alone(fit: Fit) -> bool:
-    return fit.scale != 1.0 and not fit.shares and not fit.decay
-
-
 def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:
     """Return the simplest model that explains one step; the factor of an earlier step if that does."""
     views = _finite(comparison.views(optimizer, step))
@@ -225,8 +214,11 @@ def _finite(views: Sequence[GradientView]) -> list[GradientView]:
 def _blank(comparison: Comparison, optimizer: str, step: int, views: Sequence[GradientView]) -> tuple[Fit, dict[int, float]]:
     """Return a model that explains nothing, and each replica's share of the rows where they are uneven."""
     of_all = complete(comparison.runs.topology, optimizer)[step]
-    before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(views))
-    replicated = _rows_differ(of_all) and all(are_equal(view.locals) for view in views)
+    # Gradients of pure rounding (the bias of an attention's keys) are off by any ratio.
+    beyond_noise = [view for view in views if _ratio(view.residual, view, 1.0) > FACTOR] or views
+    before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in beyond_noise)
+    rows = {tuple(sorted(local.rows or ())) for local in of_all.values()}  # equal ones give equal gradients
+    replicated = len(rows) > 1 and all(are_equal(view.locals) for view in views)
     return Fit(optimizer, step, before=before, replicated=replicated), _row_shares(of_all)
 
 
@@ -234,7 +226,8 @@ def _simplest(views: Sequence[GradientView], blank: Fit, shares: Mapping[int, fl
     models: list[Callable[[], Fit | None]] = [
         lambda: _uneven(views, blank, shares),  # with one row in all it is a factor too
         lambda: _scale(views, blank),
-        lambda: _scale_again(views, blank, earlier),
+        # The factor of an earlier step: later the noise may be too large to measure it.
+        lambda: earlier and _checked(views, replace(earlier, step=blank.step, before=blank.before)),
         lambda: _decay(views, blank),
         lambda: _uneven(views, blank, shares, scaled=True),
         lambda: _decay(views, blank, scaled=True),
@@ -243,11 +236,6 @@ def _simplest(views: Sequence[GradientView], blank: Fit, shares: Mapping[int, fl
         lambda: _weighted(views, blank, decays=True),
     ]
     return next((fit for model in models if (fit := model()) is not None), None)
-
-
-def _beyond_noise(views: Sequence[GradientView]) -> Sequence[GradientView]:
-    """Return the views that differ. Gradients of pure rounding (the bias of an attention's keys) are off by any ratio."""
-    return [view for view in views if _ratio(view.residual, view, 1.0) > FACTOR] or views
 
 
 def fit_parts(comparison: Comparison) -> dict[str, Fit]:
@@ -289,21 +277,11 @@ def _row_shares(step: StepOfAll) -> dict[int, float]:
     return {replica: count * len(counts) / whole for replica, count in counts.items()}
 
 
-def _rows_differ(step: StepOfAll) -> bool:
-    """Return whether replicas have different examples: equal ones give equal gradients."""
-    return len({tuple(sorted(local.rows or ())) for local in step.values()}) > 1
-
-
 def _scale(views: Sequence[GradientView], blank: Fit) -> Fit | None:
     scale = _best_scale(views, [view.total for view in views]) or _scale_of_few(views)
     if not scale or abs(scale - 1) < 1e-6:
         return None
     return _checked(views, replace(blank, scale=scale, elements=_informative(views)))
-
-
-def _scale_again(views: Sequence[GradientView], blank: Fit, earlier: Fit | None) -> Fit | None:
-    """Return the factor of an earlier step: later the noise may be too large to measure it."""
-    return _checked(views, replace(earlier, step=blank.step, before=blank.before)) if earlier is not None else None
 
 
 def _scale_of_few(views: Sequence[GradientView]) -> float | None:

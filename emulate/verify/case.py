@@ -15,17 +15,10 @@ from emulate.verify.compared_runs import complete
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import is_in_order, ledgers
 from emulate.verify.lines import ProgramLines
+from emulate.verify.recorded import Recorded, RunPair, differing, draws_the_same, starts_alike, trains_on_the_same
 from emulate.verify.recovery import Recovery
-from emulate.verify.repeats import (
-    Rerun,
-    compare_confirmed,
-    differing,
-    draws_the_same,
-    starts_alike,
-    trains_on_the_same,
-    with_runs_of_the_program,
-)
-from emulate.verify.result import Met, Outcome, RunResult
+from emulate.verify.result import Met, Outcome, trace_of
+from emulate.verify.run_spec import BY_LOSS, BY_SHARE
 from emulate.verify.verdict import Difference, Finding
 
 
@@ -87,12 +80,6 @@ def _disagreement(apart: Mapping[str, tuple[tuple[str, ...], ...]], step: int, o
     return Disagreement(tensor, step, optimizer, apart[tensor], len(apart))
 
 
-RATE = "rate-times-"
-"""Before a number: what is asked for is the reference with so many times the learning rate."""
-BY_SHARE = "batchnorm-by-share"
-"""The reference normalizes each replica's rows by themselves."""
-BY_LOSS = "by-loss"
-"""The gradients of each replica's loss alone, which pass through all replicas, on one device."""
 _ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 _BY_SOME_INPUTS = told("examples-by-some-inputs")(
     "gpudist identifies examples only by {} of the step: the other inputs differ, as padding does, or values that the program "
@@ -103,44 +90,30 @@ _DROPPED = told("remainder-dropped")(
 )
 
 
-def _nothing(*_: str) -> None:
-    return None
-
-
 def _inputs(places: Sequence[int]) -> str:
     numbers = ", ".join(str(place + 1) for place in places)
     return f"input {numbers}" if len(places) == 1 else f"inputs {numbers}"
 
 
 class Case:
-    """Hold one topology's run with the reference and functions that repeat runs.
+    """Hold what is known of one topology's run beside the reference, and what has been explained of it.
+
+    Making a case starts nothing. `compare` and `choose_base` ask the lab for what it takes to compare the runs, then causes ask
+    it for more, always by one of its methods.
 
     Args:
-        reference: The run on one device.
-        topology: The run to judge.
-        noise: Noise runs of the reference.
-        plain: The reference run with the program's own randomness; `reference` unless given.
-        source: The run on one device whose steps `reference` makes at the topology's weights; None where it makes its own.
+        pair: The reference and the run to judge.
+        lab: Makes the further runs that tell more.
+        plain: The reference run with the program's own randomness; that of the pair unless given.
         same_seed: Another run on one device that begins as `plain` does, with the examples and draws of the program; the first
-            noise run where `plain` is `reference`.
-        repeat: Runs `plain` once more, to see whether it repeats; None where that did not end well.
-        untouched: The topology's run with the program's own randomness; `topology` unless given.
-        rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
-        confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
-        reported: Makes noise runs of the program itself, for what it reports between its steps; empty where that fails.
-        own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
-        own_hashes: Makes it with hosts that hash strings in their own ways; None where that would show nothing.
-        hash_places: Where the program makes sets or asks for hashes.
-        own_listing: Makes it with folders that the hosts after the first list in another order; None where that would show
-            nothing.
-        listing_places: Where the program lists folders.
+            noise run where `plain` is the pair's.
+        untouched: The topology's run with the program's own randomness; that of the pair unless given.
         outcome: How the run ended.
         recovery: What became of the program with faults.
-        order_matters: Whether the order of the rows in a batch matters to the program.
-        is_of_groups: Whether `reference` does what each replica does with its own examples, and the sum of that depends on
+        is_of_groups: Whether the reference does what each replica does with its own examples, and the sum of that depends on
             which replica has which.
-        met_alone: Where each run on one device met other runs, files outside of the folders that each has to itself: `plain`,
-            `repeat`, then the others.
+        met_alone: Where runs on one device met other runs, files outside of the folders that each has to itself: `plain`, then
+            others. The repeated reference comes between them.
         met: The same of these and the topology's together.
 
     Attributes:
@@ -152,41 +125,26 @@ class Case:
 
     def __init__(
         self,
-        reference: Trace,
-        topology: Trace,
-        noise: Sequence[Trace] = (),
+        pair: RunPair,
+        lab: Recorded,
         *,
         plain: Trace | None = None,
-        source: Trace | None = None,
         same_seed: Trace | None = None,
-        repeat: Callable[[], Trace | None] = _nothing,
         untouched: Trace | None = None,
-        rerun: Callable[..., Rerun | None] = _nothing,
-        confirm: Callable[[], Sequence[Trace]] = tuple,
-        reported: Callable[[], Sequence[Trace]] = tuple,
-        own_seeds: Callable[[], RunResult | None] = _nothing,
-        own_hashes: Callable[[], RunResult | None] = _nothing,
-        hash_places: Sequence[str] = (),
-        own_listing: Callable[[], RunResult | None] = _nothing,
-        listing_places: Sequence[str] = (),
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
-        order_matters: bool = False,
         is_of_groups: bool = False,
-        met_alone: Callable[[], Sequence[Met]] = tuple,
+        met_alone: Sequence[Met] = (),
         met: Met | None = None,
     ) -> None:
-        self._order_matters = order_matters
-        self.is_of_groups = is_of_groups
-        self.reference = reference
-        self.topology = topology
-        self.noise = noise
-        self.plain = plain or reference
-        self._source, self._same_seed = source, same_seed
-        self._repeat = repeat
-        self.untouched = untouched or topology
+        self.pair, self.lab = pair, lab
+        self.reference, self.topology = pair.reference, pair.topology
+        self.plain = plain or pair.reference
+        self._same_seed = same_seed
+        self.untouched = untouched or pair.topology
         self.outcome = outcome or Outcome()
         self.recovery = recovery
+        self.is_of_groups = is_of_groups
         self._met_alone, self.met = met_alone, met or Met()
         self.found: list[Finding] = []
         self.notes: list[Told] = []
@@ -194,50 +152,56 @@ class Case:
         self.undecided: dict[str, Told] = {}
         self.allow: Collection[str] = ()
         self.clips_the_sum = False
-        self._rerun = rerun
-        self._confirm, self._reported = confirm, reported
-        self.hash_places, self.listing_places = hash_places, listing_places
-        self._own_seeds = own_seeds
-        self._own_hashes, self._own_listing = own_hashes, own_listing
+        # Invariant: a switch that was asked for beside the same kept switches is not run again.
         self._switched: dict[tuple[str, ...], Comparison | None] = {}
+        # Invariant: the base has exactly these switched off, if it is not what came.
         self._kept: tuple[str, ...] = ()
+        self._comparison: Comparison | None = None
+        # Invariant: set once, and only after the comparison; then changed by `rebase` alone, which forgets the two below.
         self._base: Comparison | None = None
         self._both_switched: Comparison | None = None
         self._explanation: Explanation | None = None
         self._explained: list[Callable[[Point], bool]] = []
+        # Invariant: a subset of what was ever explained; what is set aside stays so when the base changes.
         self._aside: list[Callable[[Point], bool]] = []
 
-    @cached_property
+    def compare(self) -> Comparison:
+        """Compare the original runs, once, with as many noise runs as it takes."""
+        if self._comparison is None:
+            normalized = None
+            if not self.lab.has_noise(self.pair) and self.topology.num_steps:
+                normalized = self.normalize_alike()
+            if normalized is not None:
+                self._comparison = compare(self.reference, self.topology).with_noise_of(normalized[1])
+            else:
+                self._comparison = self.lab.compare(self.pair, kinks=True, is_known=self._agrees_normalized_alike)
+        return self._comparison
+
+    @property
     def comparison(self) -> Comparison:
-        """Return the comparison of the original runs."""
-        if self.noise == () and self.topology.num_steps and (normalized := self.normalized_alike()) is not None:
-            return compare(self.reference, self.topology).with_noise_of(normalized[1])
-        source = self._source if self.reference.follows else None
-        is_known = self._agrees_normalized_alike
-        of_steps = compare_confirmed(
-            self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=is_known
-        )
-        return with_runs_of_the_program(of_steps, self._reported)
+        """Return the comparison of the original runs, which was made before."""
+        assert self._comparison is not None
+        return self._comparison
 
     def _agrees_normalized_alike(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""
-        normalized = self.normalized_alike()
+        normalized = self.normalize_alike()
         return normalized is not None and normalized[1].is_equivalent
 
-    def normalized_alike(self) -> tuple[str, Comparison] | None:
-        """Return the comparison with the same BatchNormalization on both sides, and what was switched for it.
+    def normalize_alike(self) -> tuple[str, Comparison] | None:
+        """Compare with the same BatchNormalization on both sides; return what was switched for it, and the comparison.
 
         One device normalizes each replica's rows by themselves, which needs no run of the topology. Where its statistics are
         not the replicas' in the first step (its batches are other rows), the replicas synchronize theirs.
         """
         if not self.facts.batchnorm or self.num_replicas < 2 or self.has_ended_early:
             return None
-        by_share = self.switched(BY_SHARE)
+        by_share = self.switch(BY_SHARE)
         if by_share is not None:
             first = [p for p in by_share.points if p.step == 0 and p.measure.key.tensor in self.facts.batchnorm]
             if first and not any(point.exceeds for point in first):
                 return BY_SHARE, by_share
-        synchronized = self.switched(SYNCHRONIZED)
+        synchronized = self.switch(SYNCHRONIZED)
         return (SYNCHRONIZED, synchronized) if synchronized is not None and synchronized.points else None
 
     @cached_property
@@ -245,13 +209,11 @@ class Case:
         """Return the model of each tensor's gradient, for the original runs or with the found causes switched off."""
         return fit_parts(self._both_switched or self.comparison)
 
-    @cached_property
     def repeat(self) -> Trace | None:
-        """Return the unchanged reference, run once more; None where that run did not end well."""
-        return self._repeat()
+        """Run the unchanged reference once more; return None where that run did not end well."""
+        return trace_of(self.lab.repeat())
 
-    @cached_property
-    def seems_to_repeat(self) -> bool:
+    def check_that_it_repeats(self) -> bool:
         """Return whether two equal runs on one device seem to be equal, so that no run need be spent on that question.
 
         Another run has its first weights, examples and draws then. Where none was made on one device, the topology's says it.
@@ -262,32 +224,21 @@ class Case:
             is_same = agrees and trains_on_the_same(self.plain, self.untouched) and draws_the_same(self.plain, self.untouched)
         else:
             is_same = differing(self.plain, self._same_seed) is None
-        return is_same and bool(self.noise[:1] or self.normalized_alike())
+        return is_same and bool(self.lab.measure_noise(self.pair, 1) or self.normalize_alike())
 
-    @cached_property
-    def met_alone(self) -> Sequence[Met]:
-        """Return where each run on one device met other runs: the reference, its repeat, then the others."""
-        return self._met_alone()
+    def compare_with_noise(self, reference: Trace, topology: Trace) -> Comparison:
+        """Compare two other traces beside the noise of the reference."""
+        return self.lab.compare_enough(replace(self.pair, reference=reference, topology=topology))
 
-    @cached_property
-    def with_own_seeds(self) -> RunResult | None:
-        """Return the topology's run with another seed on each host, if the program does not seed all its generators."""
-        return self._own_seeds()
-
-    @cached_property
-    def with_own_hashes(self) -> RunResult | None:
-        """Return the topology's run with another hash seed on each host, if the program uses string hashes."""
-        return self._own_hashes()
-
-    @cached_property
-    def with_own_listing(self) -> RunResult | None:
-        """Return the topology's run with another listing order on later hosts, if the program lists folders."""
-        return self._own_listing()
+    def meet_alone(self) -> list[Met]:
+        """Repeat the reference; return where runs on one device met other runs: the reference, its repeat, then the others."""
+        again = self.lab.repeat()
+        return [*self._met_alone[:1], *([] if again is None else [again.met]), *self._met_alone[1:]]
 
     @cached_property
     def lines(self) -> ProgramLines:
         """Return what the runs recorded of the user's lines."""
-        return ProgramLines(self.untouched, self.plain)
+        return ProgramLines(self.untouched, self.plain, outcome=self.outcome)
 
     @cached_property
     def facts(self) -> Facts:
@@ -323,17 +274,19 @@ class Case:
 
     @property
     def base(self) -> Comparison:
-        """Return the comparison on which the arithmetic is judged.
+        """Return the comparison on which the arithmetic is judged, which was chosen before."""
+        assert self._base is not None
+        return self._base
+
+    def choose_base(self) -> None:
+        """Choose the comparison on which the arithmetic is judged, once.
 
         The runs as they came; where rows or initial weights differ, against the reference replayed from the topology's weights
-        and rows; or the runs with a found cause switched off.
+        and rows. Causes that are found put it in its place with them switched off (`rebase`).
         """
-        if self._base is None:
-            self._start()
-        return self._base or self.comparison
-
-    def _start(self) -> None:
-        self._base = self.comparison
+        if self._base is not None:
+            return
+        self._base = self.compare()
         ledger = self.ledger
         if ledger is not None and ledger.by:
             self.notes.append(_BY_SOME_INPUTS.format(_inputs(ledger.by)))
@@ -351,12 +304,12 @@ class Case:
             self._replay(0, "the batch grows with the number of replicas")
         elif ledger is not None and ledger.first_apart is not None and ledger.first_apart < ledger.num_steps:
             self._replay(ledger.first_apart, "the examples differ from those of one device")
-        elif self._order_matters and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
+        elif not self.lab.permutes and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
             self._replay(0, "the order of the examples matters, and differs here")
 
     def _replay(self, step: int, why: str) -> None:
         """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""
-        again = self.switched("replay")
+        again = self.switch("replay")
         if again is not None and again.points and again.first_step("initial-weight") is None:
             self._base, self._kept = again, ("replay",)
             self.notes.append(told("on-its-own")(f"{why}: {_ON_ITS_OWN}"))
@@ -374,9 +327,8 @@ class Case:
         """Return whether the arithmetic is judged with this suspect switched off."""
         return switch in self._kept
 
-    @property
-    def explanation(self) -> Explanation:
-        """Return the explanation of the base's gradients."""
+    def explain_gradients(self) -> Explanation:
+        """Explain the base's gradients by models; where none fits, also each replica's loss alone on one device."""
         if self._explanation is None:
             found = explain(self.base)
             is_open = found.unexplained and self.facts.joins_gradients
@@ -388,24 +340,23 @@ class Case:
 
         A replica's local gradient is not that of its own loss then. One device can take each replica's loss alone.
         """
-        again = self.switched(BY_LOSS, alone=True)
+        again = self.switch(BY_LOSS, alone=True)
         if again is None or not explains_up_to(again, found.unexplained[0][1], self.base):
             return found
         noisy = self.base.with_noise_of(again)  # a loss alone is a difference of gradients, which rounds more
         return explain(replace(noisy, runs=replace(noisy.runs, topology=again.runs.reference)))
 
-    @property
-    def first_unexplained(self) -> int | None:
+    def find_first_unexplained(self) -> int | None:
         """Return the first step whose gradients differ, if no model of them explains it."""
         first = self.base.first_step("gradient")
-        return first if any(step == first for _, step in self.explanation.unexplained) else None
+        return first if any(step == first for _, step in self.explain_gradients().unexplained) else None
 
     def are_counts(self, fit: Fit) -> bool:
         """Return whether the replicas' weights in a fit are parts of one count, within this program's rounding."""
         return fit.are_counts(in_16_bits=bool(self.facts.casts))
 
-    def switched(self, switch: str, *, alone: bool = False) -> Comparison | None:
-        """Run again with one more suspect switched off.
+    def switch(self, switch: str, *, alone: bool = False) -> Comparison | None:
+        """Let the lab run both sides again with one more suspect switched off.
 
         Args:
             switch: The suspect, or what the reference is run on.
@@ -416,8 +367,7 @@ class Case:
         """
         asked = (switch,) if alone else (*self._kept, switch)
         if asked not in self._switched:
-            again = self._rerun(*asked)
-            self._switched[asked] = again.compare() if again else None
+            self._switched[asked] = self.lab.compare_switched(self.pair, asked)
         return self._switched[asked]
 
     def left(self) -> list[Point]:
@@ -432,7 +382,6 @@ class Case:
 
     def explain_aside(self, predicate: Callable[[Point], bool]) -> None:
         """Note that a cause explains these differences, which do not start the divergence: advice, or a consequence."""
-        _ = self.base  # what is explained before the rows are compared on their own is forgotten
         self.explain(predicate)
         self._aside.append(predicate)
 
@@ -475,6 +424,7 @@ class Case:
     def cut(self, step: int, why: str, *, at: Sequence[str] = ()) -> None:
         """Leave out everything from a step on (in the step itself all but the kinds `at`): it cannot be compared."""
         self.unreachable.append(told("later-steps")(f"gradients, weights and losses from step {step} on: {why}"))
+        self.choose_base()
         self.rebase(self.base.before(step, at))
 
     @property

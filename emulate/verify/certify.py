@@ -71,6 +71,7 @@ class _Certifying:
 
     def __init__(self, evidence: Evidence, run: Run) -> None:
         self._case, self._trace, self._run = evidence.case, evidence.trace, run
+        self._case.choose_base()
         if len(self._trace.optimizers) != 1 or self._trace.optimizers == ["tape"]:
             raise NotCertified(f"it needs one Keras optimizer, and the program has {self._trace.optimizers}")
         (self._optimizer,) = self._trace.optimizers
@@ -164,12 +165,14 @@ class _Certifying:
     def _pairs(self) -> list[tuple[Trace, Trace]]:
         case = self._case
         free, is_alike = case.plain, self._run.verdict == "equivalent"
-        ours, reference, noise = case.topology, case.reference, case.noise
+        ours, reference = case.topology, case.reference
         is_by_share = any(cause.code == BATCHNORM.code for cause in self._run.causes)
         # What one device makes of other statistics is no rounding.
-        if is_by_share and (normalized := case.normalized_alike()) is not None:
+        if is_by_share and (normalized := case.normalize_alike()) is not None:
             runs, is_alike = normalized[1].runs, normalized[1].is_equivalent
             ours, reference, noise, free = runs.topology, runs.reference, runs.noise, runs.as_they_came.reference
+        else:
+            noise = case.lab.measure_noise(case.pair)
         pairs = [(trace, reference) for trace in noise]
         if is_alike and case.ledger is not None and case.ledger.is_same:
             pairs.append((ours, free))  # two runs that went their own ways, as that of another machine will

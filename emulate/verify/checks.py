@@ -14,9 +14,8 @@ from emulate.faults import Fault
 from emulate.recorder import ProbePlan
 from emulate.told import Told, told
 from emulate.topology import Topology
-from emulate.verify.repeats import differing
+from emulate.verify.recorded import differing, same_weights
 from emulate.verify.result import RunResult
-from emulate.verify.run_summary import same_weights
 
 MIB = 1 << 20
 MOST_PER_HOST = ProbePlan.budget

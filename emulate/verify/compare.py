@@ -46,7 +46,9 @@ def kink_onset(points: Sequence[Point]) -> int | None:
     first = min(p.step for p in out)
     kinds = {p.measure.key.kind for p in out if p.step == first}
     if "gradient" in kinds:
-        return first if _starts_small(out, first) and (first > 0 or not _comes_back(points)) else None
+        of_first = (p for p in out if p.step == first and p.measure.key.kind == "gradient")
+        starts_small = all(p.measure.relative < SMALL for p in of_first)
+        return first if starts_small and (first > 0 or not _comes_back(points)) else None
     return first if kinds == {"metric"} and _jumps_seldom(points, out) else None
 
 
@@ -66,10 +68,6 @@ def _out(points: Sequence[Point]) -> list[Point]:
     """Return what is beyond the noise floor; nothing if rounding cannot be the reason."""
     out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
     return [] if any(p.measure.non_finite or (p.measure.key.kind == "initial-weight" and not p.step) for p in out) else out
-
-
-def _starts_small(out: Sequence[Point], first: int) -> bool:
-    return all(p.measure.relative < SMALL for p in out if p.step == first and p.measure.key.kind == "gradient")
 
 
 def _comes_back(points: Sequence[Point]) -> bool:

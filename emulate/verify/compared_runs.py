@@ -142,7 +142,7 @@ class _Pair:
 
 @lru_cache(maxsize=32)
 def _measured(pair: _Pair, optimizer: str) -> str:
-    said = _known(pair.topology, optimizer)
+    said = stated_aggregation(pair.topology, optimizer)
     ours, theirs = pair.topology.steps(optimizer), pair.reference.steps(optimizer)
     if said == "replicated":
         return "mean"
@@ -161,7 +161,7 @@ def _measured(pair: _Pair, optimizer: str) -> str:
     return min(distances, key=lambda how: distances[how])
 
 
-def _known(trace: Trace, optimizer: str) -> str:
+def stated_aggregation(trace: Trace, optimizer: str) -> str:
     """Return what the probe saw: `replicated` (applied after `Strategy.reduce`), `skipped` (not summed), `tape`, or `sum`."""
     if any(event.get("tape") for _, event in trace.of("step") if event["optimizer"] == optimizer):
         return "tape"

@@ -1,4 +1,31 @@
-"""Judge one topology's run: the verdict, its causes, and what was not compared."""
+"""Judge one topology's run: the verdict, its causes, and what was not compared.
+
+A judgement is a function of a case: of traces, and of what its lab gives when a cause asks. What is asked, in this order, and
+why (the order of causes is in `causes/catalogue.py`):
+
+1. Has gpudist itself failed inside of the program? Its records have holes then, and no cause is looked for.
+2. Do runs change each other's files? Then nothing else is told by what they did, and no run is spent on it.
+3. How did the run end, and do all devices train? That is told without a number of any step.
+4. On which examples and weights are the numbers compared (`Case.choose_base`)? As they came; on the examples of the run, where
+   they are others; or only up to the step from which on they cannot be compared.
+5. Which examples did it train on, and where did it start? What differs there explains differences later on.
+6. What would drown or look like something else: a sum over the replicas that is missing, BatchNormalization, state that steps
+   assign, clipping. The numbers that follow are judged with it switched off, or on a base that does it too (`Case.rebase`).
+7. Factors, weights and decays of gradients: closed forms, the simplest first. Then what needs another run to be told.
+8. What is reported, random numbers, hosts that differ. Last, what nothing explains; where something is left, the reference is
+   repeated before it is called unexplained.
+
+A cause that is found takes its differences out (`explain`, `cut`), and later causes see only what is left. So each cause relies
+on those before it, and the order matters. That is the weakness of this judge: a later and simpler cause cannot win.
+
+The verdict is the first of these that holds: failed or hung; not recovered from faults; unverified, because records have holes
+or files are shared; divergent, if a cause decides that is not by design; unverified, if something is missing that equivalence
+needs; by design; equivalent. A cause that is allowed, or advice, does not decide. Where the batch grows with the replicas, what
+each replica does with its own rows alone does not either: one device that has as many rows does it, too.
+
+What is not done, and why: rows are not replayed where runs share files, as that tells nothing; factors are not measured with
+each replica's own statistics left in, as these drown them; equivalent is not said without a gradient, a weight and a loss.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +150,8 @@ def judge(
     """
     causes = () if _is_broken(case) else find_causes(case, allow, only)
     if _is_shared(_deciding(causes)):
-        case.rebase(case.comparison)  # a replay would tell nothing
+        case.rebase(case.compare())  # a replay would tell nothing
+    case.choose_base()
     if _has_workers_with_data(case):
         causes = tuple(cause for cause in causes if cause.code not in _OF_ROWS)
     deciding = _deciding(causes)

@@ -72,16 +72,13 @@ class Ledger:
             if steps is None:
                 # Of the last one the reference may have recorded a part.
                 is_cut = len(self.reference) - at < n and not self._joined(at, n) - rows
-                return tuple(grown) if grown and (is_cut or self._goes_on_alike(len(grown))) else ()
+                # Steps that all have the same size, without repeats, belong to other epochs.
+                are_alike = len(grown) >= _SURE and len(set(map(_size, self.topology))) == 1 and not self.repeated_in_step
+                return tuple(grown) if grown and (is_cut or are_alike) else ()
             grown.append(steps)
             if steps.stop >= len(self.reference):
                 break
         return tuple(grown)
-
-    def _goes_on_alike(self, step: int) -> bool:
-        """Return whether all steps from this one on have the same size without repeats: they belong to other epochs."""
-        sizes = set(map(_size, self.topology))
-        return step >= _SURE and len(sizes) == 1 and not self.repeated_in_step
 
     @property
     def others_from(self) -> int | None:

@@ -13,14 +13,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emulate.program import lines_of_traceback, lines_that_change_state
 from emulate.trace import Trace
+from emulate.verify.result import Outcome
 from emulate.verify.verdict import Location, StepGraph
-
-if TYPE_CHECKING:
-    from emulate.verify.case import Case
 
 MOST = 5
 """So many lines a finding has at most; the first is the one that is most likely to blame."""
@@ -38,18 +36,20 @@ class Blame:
     """
 
     stage: str
-    find: Callable[[Case], Sequence[Record]]
+    find: Callable[[ProgramLines], Sequence[Record]]
 
 
 class ProgramLines:
-    """Read what traces say of the user's lines.
+    """Read what traces, and the end of a run, say of the user's lines.
 
     Args:
         *traces: The judged run, then the reference.
+        outcome: How the judged run ended.
     """
 
-    def __init__(self, *traces: Trace) -> None:
+    def __init__(self, *traces: Trace, outcome: Outcome | None = None) -> None:
         self._traces = traces
+        self.outcome = outcome or Outcome()
 
     def of(self, stage: str) -> list[Record]:
         """Return the records of a stage's lines: those of the program's own operations first, then of calls to libraries."""
@@ -72,6 +72,17 @@ class ProgramLines:
         by_kind = [[event for event in reversed(alike) if event["kind"] == kind] for kind in kinds]
         own = [[event for event in calls if not event.get("called")] or calls for calls in by_kind]
         return [event["line"] for calls in own for event in calls]
+
+    def seeded_apart(self, *kinds: str) -> list[Record]:
+        """Return the lines of calls that get another seed on each host of the judged run."""
+        seeds: dict[tuple[object, ...], dict[int, set[object]]] = {}
+        lines: dict[tuple[object, ...], Record] = {}
+        for host, event in self._traces[0].of("made"):
+            if event["kind"] in kinds and event.get("seed") is not None:
+                place = event["line"]["file"], event["line"]["line"]
+                lines[place] = event["line"]
+                seeds.setdefault(place, {}).setdefault(host, set()).add(event["seed"])
+        return [lines[place] for place, by_host in seeds.items() if len(set(map(frozenset, by_host.values()))) > 1]
 
     @property
     def depends_on_examples_alone(self) -> bool:
@@ -115,8 +126,8 @@ def _trains(event: Record) -> bool:
 def operations(stage: str, *roles: str) -> Blame:
     """Look for operations of a stage: the roles in this order, the program's own before libraries', the nearest first."""
 
-    def find(case: Case) -> list[Record]:
-        records = case.lines.of(stage)
+    def find(lines: ProgramLines) -> list[Record]:
+        records = lines.of(stage)
         for is_called in (False, True):
             for role in roles:
                 matching = [record for record in records if role in record["roles"] and bool(record.get("called")) is is_called]
@@ -132,41 +143,30 @@ def updates_of(metric: str) -> Blame:
     updates = operations("reported", "update")
     return Blame(
         updates.stage,
-        lambda case: [record for record in updates.find(case) if str(record.get("name")).startswith(f"{metric}/")],
+        lambda lines: [record for record in updates.find(lines) if str(record.get("name")).startswith(f"{metric}/")],
     )
 
 
 def between(stage: str) -> Blame:
     """Look for all operations of a stage, the program's own before libraries', the nearest to its end first."""
-    return Blame(stage, lambda case: [record for record in case.lines.of(stage) if "operations" in record])
+    return Blame(stage, lambda lines: [record for record in lines.of(stage) if "operations" in record])
 
 
 def made(stage: str, *kinds: str, **about: object) -> Blame:
     """Look for calls that make something: the kinds in this order."""
-    return Blame(stage, lambda case: case.lines.made(*kinds, **about))
+    return Blame(stage, lambda lines: lines.made(*kinds, **about))
 
 
 def seeded_apart(stage: str, *kinds: str) -> Blame:
     """Look for calls that get another seed on each host."""
-
-    def find(case: Case) -> list[Record]:
-        seeds: dict[tuple[object, ...], dict[int, set[object]]] = {}
-        lines: dict[tuple[object, ...], Record] = {}
-        for host, event in case.untouched.of("made"):
-            if event["kind"] in kinds and event.get("seed") is not None:
-                place = event["line"]["file"], event["line"]["line"]
-                lines[place] = event["line"]
-                seeds.setdefault(place, {}).setdefault(host, set()).add(event["seed"])
-        return [lines[place] for place, by_host in seeds.items() if len(set(map(frozenset, by_host.values()))) > 1]
-
-    return Blame(stage, find)
+    return Blame(stage, lambda lines: lines.seeded_apart(*kinds))
 
 
 def changes_of_state(stage: str) -> Blame:
     """Look, in the functions that take gradients, for lines that change what outlives their call."""
 
-    def find(case: Case) -> list[Record]:
-        records = [record for record in case.lines.of("gradient") if "tape" in record["roles"] and record.get("cell") is None]
+    def find(lines: ProgramLines) -> list[Record]:
+        records = [record for record in lines.of("gradient") if "tape" in record["roles"] and record.get("cell") is None]
         places = [(str(record["file"]), int(record["line"])) for record in records]
         return [{"file": file, "line": number} for file, line in places for number in lines_that_change_state(file, line)]
 
@@ -175,14 +175,14 @@ def changes_of_state(stage: str) -> Blame:
 
 def raised(stage: str = "ending") -> Blame:
     """Look for the program's innermost line in what it raised: where TensorFlow tells it, that which made the operation."""
-    return Blame(stage, lambda case: _innermost(case.outcome.failure or ""))
+    return Blame(stage, lambda lines: _innermost(lines.outcome.failure or ""))
 
 
 def stopped(stage: str = "ending") -> Blame:
     """Look for the program's innermost calls in the tracebacks of what it raised, the shown one's first."""
 
-    def find(case: Case) -> list[Record]:
-        texts = [case.outcome.failure or "", *(text for _, text in sorted(case.outcome.raised.items()))]
+    def find(lines: ProgramLines) -> list[Record]:
+        texts = [lines.outcome.failure or "", *(text for _, text in sorted(lines.outcome.raised.items()))]
         return [record for text in texts for record in _innermost(_calls(text))]
 
     return Blame(stage, find)
@@ -196,7 +196,9 @@ def _calls(traceback: str) -> str:
 
 def stuck(stage: str = "ending") -> Blame:
     """Look for the program's innermost lines in the stacks of hosts that hung."""
-    return Blame(stage, lambda case: [record for _, text in sorted(case.outcome.stacks.items()) for record in _innermost(text)])
+    return Blame(
+        stage, lambda lines: [record for _, text in sorted(lines.outcome.stacks.items()) for record in _innermost(text)]
+    )
 
 
 def _innermost(text: str) -> Sequence[Record]:
@@ -204,31 +206,27 @@ def _innermost(text: str) -> Sequence[Record]:
 
 
 def locate(
-    blame: Sequence[Blame], case: Case, places: Sequence[str] = (), tensors: Collection[str] = ()
+    blame: Sequence[Blame], lines: ProgramLines, places: Sequence[str] = (), tensors: Collection[str] = ()
 ) -> tuple[str | None, tuple[Location, ...]]:
     """Return the stage and the lines of a finding; no lines where nothing can be said.
 
     Args:
         blame: Where its cause looks, in this order. Where nothing is found there, all of the first one's stage is taken.
-        case: What is known of the run.
+        lines: What the runs recorded of lines.
         places: Lines that the cause itself knows; they come first.
         tensors: The variables that the finding is about: lines that assign them come before others.
 
     Returns:
         Both.
     """
-    named = case.lines.at(places)
+    named = lines.at(places)
     if named:
         return (blame[0].stage if blame else None), located(named)
-    for candidate in (*blame, *(_all_of(first.stage) for first in blame[:1])):
-        if locations := located(sorted(candidate.find(case), key=lambda record: record.get("name") not in tensors)):
+    everything = [made(first.stage, *_SOURCES) if first.stage == "examples" else between(first.stage) for first in blame[:1]]
+    for candidate in (*blame, *everything):
+        if locations := located(sorted(candidate.find(lines), key=lambda record: record.get("name") not in tensors)):
             return candidate.stage, locations
     return (blame[0].stage if blame else None), ()
-
-
-def _all_of(stage: str) -> Blame:
-    """Look for everything that a stage is made by."""
-    return made(stage, *_SOURCES) if stage == "examples" else between(stage)
 
 
 _SOURCES = ("dataset function", "from_generator", "from_tensor_slices", "from_tensors", "distribute")

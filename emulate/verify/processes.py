@@ -25,8 +25,7 @@ from emulate.cluster import (
 from emulate.devices import ASKED_FOR_HOST
 from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.told import Told, told
-from emulate.verify.causes.endings import NO_THREAD
-from emulate.verify.result import RunResult
+from emulate.verify.result import NO_THREAD, RunResult
 from emulate.verify.settings import Ask, StepLimit
 
 if TYPE_CHECKING:
@@ -294,13 +293,9 @@ class RunWatch:
         how = f"exit code {outcome.code}" if outcome.status == "exited" else f"signal {-(outcome.code or 0)}"
         path = self._folder / f"host-{outcome.host}" / "stderr"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        said = [line for line in lines if _says_something(line)][-LAST_LINES:]
+        said = [line for line in lines if NO_THREAD.search(line) or not (_LOG_LINE.match(line) or _STACK_LINE.match(line))]
         ended = f"The process of {self._cluster.name(outcome.host)} ended with {how}."
-        return "\n".join([ended, *said, *outcome.stack.splitlines()])
-
-
-def _says_something(line: str) -> bool:
-    return bool(NO_THREAD.search(line)) or not (_LOG_LINE.match(line) or _STACK_LINE.match(line))
+        return "\n".join([ended, *said[-LAST_LINES:], *outcome.stack.splitlines()])
 
 
 def _patience(cause: HostOutcome) -> float:

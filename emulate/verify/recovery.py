@@ -288,10 +288,10 @@ class JoinedTrace(Trace):
                 for step in life.steps(name):
                     index = next(iter(step.values())).index + shift
                     joined.setdefault(name, {})[index] = {r: replace(local, index=index) for r, local in step.items()}
-        return {name: [by[k] for k in sorted(by) if self._wants(name, k)] for name, by in joined.items()}
-
-    def _wants(self, optimizer: str, index: int) -> bool:
-        return self._only is None or index in self._only.get(optimizer, ())
+        return {
+            name: [by[k] for k in sorted(by) if self._only is None or k in self._only.get(name, ())]
+            for name, by in joined.items()
+        }
 
     def variables(self, when: str) -> dict[tuple[int, int], dict[str, Variable]]:
         """Return the first run's initial variables, or the last one's final ones."""

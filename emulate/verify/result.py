@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,6 +111,24 @@ class RunResult:
     is_evaluated: bool = False
     asks_for_host: bool = False
     seconds: float = 0.0
+
+
+def trace_of(run: RunResult | None) -> Trace | None:
+    """Return the trace of a run that ended well."""
+    return run.trace if run is not None and run.status == "ok" else None
+
+
+NO_THREAD = re.compile(r"[^\n]*(?:pthread_create(?:\(\))? failed|can't start new thread|Thread creation failed)[^\n]*")
+"""Errors of TensorFlow, gRPC, Python and OpenMP if the system refuses a new thread."""
+
+
+def error_line(text: str | None, otherwise: str) -> str:
+    """Return the line that says what went wrong: the last of a traceback, the first if a process ended without one."""
+    # TensorFlow names the operation after the error.
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip() and not line.strip().startswith("[[")]
+    if not lines:
+        return otherwise
+    return lines[0] if lines[0].startswith("The process of ") else lines[-1]
 
 
 class StartedRuns:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, final
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, remove_tree
 from emulate.evaluate import refusal
-from emulate.faults import Fault
-from emulate.program import Program
 from emulate.recorder import ProbePlan
 from emulate.told import Told, told
 from emulate.topology import REFERENCE, Topology
@@ -49,6 +47,7 @@ class Runner:
         workers: How many runs may go on at once.
 
     Attributes:
+        settings: What is the same for all runs.
         limit: At which step the runs stop.
         started: The runs of the program so far.
     """
@@ -62,7 +61,7 @@ class Runner:
         preload: Preload | None = None,
         workers: int = 2,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._kept = directory
         self._directory = directory or Path()
         self._progress = progress
@@ -140,9 +139,9 @@ class Runner:
         (plan.trace / "host-0").mkdir(parents=True, exist_ok=True)
         result = RunResult(label, REFERENCE, None, is_evaluated=True)
         self._progress.run_started(label, None)
-        entry = Evaluation(source.trace.directory, plan, self._settings.device)
+        entry = Evaluation(source.trace.directory, plan, self.settings.device)
         launched = replace(self._cluster_plan(REFERENCE, plan.trace, entry, True), tf_config=False, views=())
-        self._follow(result, self._parents.current, launched, self._settings.timeout, counts=False)
+        self._follow(result, self._parents.current, launched, self.settings.timeout, counts=False)
         ending = "ok, without the program" if result.status == "ok" else "not possible without the program"
         self._progress.run_ended(label, ending)
         if result.status == "ok":
@@ -165,13 +164,13 @@ class Runner:
         result = RunResult("operations", REFERENCE, None, is_evaluated=True)
         entry = Counting(source.trace.directory, half.trace.directory if half and half.trace else None, target)
         plan = self._cluster_plan(REFERENCE, target.parent, entry, True)
-        self._follow(result, self._parents.current, replace(plan, views=()), self._settings.timeout, counts=False)
+        self._follow(result, self._parents.current, replace(plan, views=()), self.settings.timeout, counts=False)
 
     def _folder_of(self, label: str) -> Path:
         return self._directory / label.replace(" ", "-")
 
     def _with_settings(self, plan: ProbePlan, folder: Path) -> ProbePlan:
-        settings = self._settings
+        settings = self.settings
         return replace(
             plan,
             trace=folder,
@@ -185,21 +184,6 @@ class Runner:
         """Report how many runs may follow at most; 0 where that is open."""
         self._progress.expect(runs)
 
-    @property
-    def program(self) -> Program:
-        """Return the program."""
-        return self._settings.program
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """Return the faults for each topology, each in a separate run."""
-        return self._settings.faults
-
-    @property
-    def precision(self) -> str:
-        """Return Keras's float type in all runs."""
-        return self._settings.precision
-
     def start_with_faults(self, topology: Topology, plan: ProbePlan) -> Future[Lives]:
         """Run the program with its faults, and start it again as often as it takes, within limits."""
         label = f"{topology} with faults"
@@ -208,14 +192,14 @@ class Runner:
     def _run_with_faults(self, label: str, topology: Topology, plan: ProbePlan) -> Lives:
         plan = replace(self._with_settings(plan, self._folder_of(label)), begun={})
         started = time.monotonic()
-        lives = Lives(self._settings.faults)
+        lives = Lives(self.settings.faults)
         self._progress.run_started(label, plan.steps)
         outcome = "stopped"
         try:
             preload = self._parents.current
             while (late := self._live(lives, label, topology, plan, preload)) is not None:
                 self._parents.replace(preload, *late)
-                preload, lives = self._parents.current, Lives(self._settings.faults)
+                preload, lives = self._parents.current, Lives(self.settings.faults)
                 remove_tree(plan.trace)
             outcome = f"{lives.last.status}, {len(lives.fired)} of {len(lives.faults)} faults, {lives.restarts} restarts"
         finally:
@@ -235,13 +219,13 @@ class Runner:
         with preload.launch(replace(first, faults=lives.faults)) as cluster:
             while True:
                 watch = RunWatch(cluster, result, cluster.plan.directory, self._stopping, self._progress)
-                watch.live(self._settings.timeout)
+                watch.live(self.settings.timeout)
                 if watch.late_setting is not None and preload.imports:
                     return watch.late_setting
                 watch.note_ends()
                 self.started.note_meetings(result)
                 lives.add(result, plan, cluster.fired)
-                if result.status == "ok" or lives.restarts >= self._settings.restarts or not _goes_on(cluster, result):
+                if result.status == "ok" or lives.restarts >= self.settings.restarts or not _goes_on(cluster, result):
                     return None
                 following = next_life(cluster, len(lives.runs))
                 plan = replace(plan, trace=following.directory, resumed=True, begun=lives.begun)
@@ -264,11 +248,6 @@ class Runner:
     def start_unprobed(self, label: str, topology: Topology, seconds: float) -> Future[RunResult]:
         """Run the program as it is, nothing recorded, for at most so many seconds."""
         return self._pool.submit(self._run_unprobed, label, topology, max(seconds, UNPROBED_SECONDS))
-
-    @property
-    def sets_tf_config(self) -> bool:
-        """Return whether the reference has a TF_CONFIG with one worker: if one of the topologies has several hosts."""
-        return self._settings.tf_config
 
     def start_plain(self, seconds: float) -> Future[RunResult]:
         """Run the program without emulation and recording, as Python alone would, for at most so many seconds.
@@ -306,13 +285,13 @@ class Runner:
         self._progress.run_started(label, plan.steps)
         outcome = "stopped"
         try:
-            self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
-            if (crash := _crash(result)) and not self._settings.faults:
+            self._attempt(result, plan.trace, plan, reference=reference, seconds=self.settings.timeout)
+            if (crash := _crash(result)) and not self.settings.faults:
                 with self._lock:
                     self._notes.setdefault(told("run-repeated")(f"The run '{label}' was repeated: {crash}."))
                 remove_tree(plan.trace)
                 result = RunResult(label, topology, None)
-                self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
+                self._attempt(result, plan.trace, plan, reference=reference, seconds=self.settings.timeout)
             result.trace = Trace(plan.trace)
             if result.asks_for_host and result.status == "ok" and plan.is_untouched:
                 self._check_last_host(result, plan)
@@ -331,7 +310,7 @@ class Runner:
         other = RunResult(f"{result.label} as host {last}", result.topology, None)
         self._progress.run_started(other.label, plan.steps)
         plan = replace(plan, trace=self._folder_of(other.label), asks=False, steps=self.limit.decided or plan.steps)
-        self._attempt(other, plan.trace, plan, reference=False, seconds=self._settings.timeout, virtual_host=last)
+        self._attempt(other, plan.trace, plan, reference=False, seconds=self.settings.timeout, virtual_host=last)
         self._progress.run_ended(other.label, other.status)
         other.trace = Trace(plan.trace)
         check_same_hosts(result, other)
@@ -369,7 +348,7 @@ class Runner:
         return watch
 
     def _entry(self, plan: ProbePlan | None, reference: bool) -> RecordedProgram:
-        settings = self._settings
+        settings = self.settings
         program = settings.program
         if reference and settings.reference_args is not None:
             program = replace(program, args=settings.reference_args)
@@ -384,7 +363,7 @@ class Runner:
         *,
         own_hashes: bool = False,
     ) -> ClusterPlan:
-        settings = self._settings
+        settings = self.settings
         return ClusterPlan(
             topology=topology,
             entry=entry,
@@ -401,7 +380,7 @@ class Runner:
         )
 
     def _describe(self, result: RunResult, plan: ProbePlan, reference: bool) -> None:
-        settings = self._settings
+        settings = self.settings
         about = {
             "topology": str(result.topology),
             **({"virtual": True} if result.topology.is_virtual else {}),

@@ -1,37 +1,43 @@
-"""Manage a verification's runs: which are made, in which order, and how they are compared."""
+"""Choose a verification's runs, and how each topology's is compared. `lab.py` says what is asked in which order, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from emulate.errors import UsageError
 from emulate.evaluate import is_eager, refusal
 from emulate.recorder import IN_32_BITS
 from emulate.told import Told, told
-from emulate.topology import REFERENCE, Topology
+from emulate.topology import Topology
 from emulate.trace import Facts, Trace
-from emulate.verify import fallbacks
 from emulate.verify.case import Case
 from emulate.verify.causes.replicas import REPLICAS_MISSING
 from emulate.verify.certify import Evidence
 from emulate.verify.compared_runs import Rounding
-from emulate.verify.fallbacks import explaining_a_larger_batch, grouping_matters, judge_ends, note_of_more_examples
+from emulate.verify.ends import judge_ends, outcome_of, unjudged, unseen_code, with_faults
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.ledgers import COARSE, hosts_of_rows, is_wide, ledgers, order_widens
+from emulate.verify.lab import Lab
+from emulate.verify.ledgers import hosts_of_rows, is_wide, ledgers, order_widens
+from emulate.verify.recorded import NOISE_RUNS, ORDER_RUNS, Recorded, RunPair, does_the_same, same_weights
 from emulate.verify.recovery import Recovery
-from emulate.verify.repeats import does_the_same
-from emulate.verify.reruns import Reruns
-from emulate.verify.result import Met, RunResult
-from emulate.verify.run_summary import outcome_of, same_weights, unjudged, unseen_code, with_faults
-from emulate.verify.runner import Runner
+from emulate.verify.references import (
+    better_judgement,
+    explaining_a_larger_batch,
+    follow,
+    grouping_matters,
+    lead,
+    led_by_share,
+    note_of_more_examples,
+    shares_of_batchnorm,
+)
+from emulate.verify.result import Met, RunResult, trace_of
+from emulate.verify.run_spec import AS_IT_STANDS, OWN_DRAWS, Variation
 from emulate.verify.verdict import BY_DESIGN, Reference, Run
-from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
-AS_IT_STANDS, OWN_DRAWS = Variation(), Variation(own_draws=True)
 _ORDER = told("order-matters")(
     "The training depends on the order of the examples in a batch. The noise floor comes from runs on one "
     "device with rounding errors alone, with the examples in order, and may be too low."
@@ -55,29 +61,43 @@ _NO_FAULTS = told("without-faults")("gpudist did not run it with its faults, bec
 _RUNS_WITH_XLA = told("runs-with-xla")("gpudist ran the program once more as it is written, with XLA: it does not fail.")
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """Hold the runs that one topology is judged by.
+
+    Attributes:
+        run: As the program stands.
+        reference: On one device, as it stands.
+        own: With the draws that replicas make by themselves, where these show more.
+        varied: In the variation that is compared, where that is another one.
+        compared: The trace that is compared.
+        recovery: With the faults that were asked for.
+    """
+
+    run: RunResult
+    reference: RunResult
+    own: RunResult
+    varied: RunResult | None
+    compared: Trace
+    recovery: Recovery | None
+
+
 class Session:
-    """Make the runs of one verification, and judge each topology.
+    """Choose the runs of one verification, and judge each topology.
 
     The first topology and the reference start together. What steps draw at random follows the rows in all runs; where that may
     hide something, the topology is run with the program's own draws, too.
 
     Args:
-        runner: Makes the runs.
+        lab: Makes the runs.
         program: The program's name, for messages.
-        seed: The seed of the verification.
         allow: Codes of causes that do not decide.
-        reference: Where the reference runs.
     """
 
-    def __init__(
-        self, runner: Runner, program: str, seed: int, allow: Collection[str], reference: Topology = REFERENCE
-    ) -> None:
-        self._runner = runner
+    def __init__(self, lab: Lab, program: str, allow: Collection[str]) -> None:
+        self._lab = lab
         self._program = program
         self._allow = allow
-        self._reference = reference
-        self._yardsticks = Yardsticks(runner, seed, reference)
-        self._reruns = Reruns(self._yardsticks, runner.program)
         self._leads: dict[tuple[str, Variation], Variation | None] = {}
         self._cases: dict[Topology, Callable[[], Case | None]] = {}
 
@@ -93,50 +113,51 @@ class Session:
         Raises:
             UsageError: When the program ends well and never trains.
         """
-        self._runner.limit.num_runs = len(topologies) + OTHER_RUNS
-        first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
-        yardstick = self._yardsticks.reference(AS_IT_STANDS)
-        reference = yardstick.reference.result()
+        lab = self._lab
+        lab.plan_steps(len(topologies) + OTHER_RUNS)
+        first = lab.start_topology(topologies[0])
+        reference = lab.run_reference()
         if reference.status != "ok":
-            runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
-            judged, reasons = judge_ends(self._runner, self._allow, reference, [run.result() for run in runs])
+            runs = [first, *map(lab.start_topology, topologies[1:])]
+            judged, reasons = judge_ends(lab, self._allow, reference, [run.result() for run in runs])
             return self._summary(reference), judged, reasons
         assert reference.trace is not None
-        compiled = self._yardsticks.by_compiled_steps() if is_eager(reference.trace) else None
-        self._reruns.foresee_batchnorm(reference, topologies[0])
+        compiled = lab.start_otherwise("compiled") if is_eager(reference.trace) else None
+        if normalized := shares_of_batchnorm(reference.trace, topologies[0]):
+            lab.start_reference(normalized)  # it is asked for in any case, while the topology still runs
         self._check_that_it_trains(reference, first.result())
         runs = [first]
         if self._lacks_replicas(first.result(), reference):
-            runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:]]
+            runs += map(lab.start_topology, topologies[1:])
             if all(self._lacks_replicas(run.result(), reference) for run in runs):
                 judged = [self._judge_at_once(run.result(), reference) for run in runs]
                 return self._summary(reference), judged, unseen_code(reference)
-        reference = self._with_rows(self._compiled(yardstick, compiled), first.result())
+        reference = self._with_rows(self._compiled(reference, compiled), first.result())
         assert reference.trace is not None
-        # A coordinator may apply workers' results without waiting for all that it has scheduled.
-        if Facts.of(reference.trace).asynchronous and reference.trace.applies_sums:
-            runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
-            return self._summary(reference), [self._without_order(run.result()) for run in runs], unseen_code(reference)
-        self._yardsticks.rounding = Rounding.of(reference.trace)
         facts = Facts.of(reference.trace)
-        self._yardsticks.apply_only, self._yardsticks.taping = tuple(facts.apply_only), tuple(facts.taping)
+        # A coordinator may apply workers' results without waiting for all that it has scheduled.
+        if facts.asynchronous and reference.trace.applies_sums:
+            runs += map(lab.start_topology, topologies[len(runs) :])
+            return self._summary(reference), [self._without_order(run.result()) for run in runs], unseen_code(reference)
+        lab.rounding = Rounding.of(reference.trace)
+        lab.apply_only, lab.taping = tuple(facts.apply_only), tuple(facts.taping)
         if facts.drawn:
-            self._yardsticks.take_drawn(facts.drawn)
-            runs = [self._yardsticks.topology(topologies[0], AS_IT_STANDS)]
+            lab.take_drawn(facts.drawn)
+            runs = [lab.start_topology(topologies[0])]
         notes = unseen_code(reference)
         bases = self._bases(reference, notes)
         # One device at the run's weights and its noise, else noise of its own; both again where replicas normalize.
         of_topologies = len(topologies) * len(bases) - len(runs) + bool(facts.drawn)
-        self._runner.expect(of_topologies + 3 + 3 * bool(facts.batchnorm))
-        runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
-        compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
-        if self._order_matters(bases[0], runs[0].result(), compared[0][0]):
-            self._yardsticks.leave_rows_in_order()
-            notes.append(_ORDER)
-        judged = [
-            self._judge_one(run.result(), dict(zip(bases, comparisons, strict=True)), reference, facts)
-            for run, comparisons in zip(runs, compared, strict=True)
+        lab.expect(of_topologies + 3 + 3 * bool(facts.batchnorm))
+        runs += map(lab.start_topology, topologies[len(runs) :])
+        compared = [
+            {base: lab.start_topology(topology, base) if base != AS_IT_STANDS else None for base in bases}
+            for topology in topologies
         ]
+        if self._order_matters(bases[0], runs[0].result(), compared[0][bases[0]]):
+            lab.permutes = False
+            notes.append(_ORDER)
+        judged = [self._judge_one(run.result(), varied, reference, facts) for run, varied in zip(runs, compared, strict=True)]
         return self._summary(reference), judged, notes
 
     def evidence(self, topology: Topology) -> Evidence | None:
@@ -144,18 +165,19 @@ class Session:
         case = self._cases[topology]() if topology in self._cases else None
         if case is None or not _draws_numbers(case.untouched):
             return None if case is None else Evidence(case, case.untouched)
-        own = trace_of(self._yardsticks.topology(topology, OWN_DRAWS))
+        own = trace_of(self._lab.run_topology(topology, OWN_DRAWS))
         return None if own is None else Evidence(case, own)
 
     def _at_once(self, run: RunResult, reference: RunResult) -> Case:
         """Return what is known of a run without any other run than the reference."""
         assert reference.trace is not None
-        trace = run.trace or self._runner.empty_trace(run)
-        return Case(reference.trace, trace, untouched=trace, outcome=outcome_of(run, reference))
+        trace = run.trace or self._lab.empty_trace(run)
+        return Case(RunPair(reference.trace, trace), Recorded(), outcome=outcome_of(run, reference))
 
     def _lacks_replicas(self, run: RunResult, reference: RunResult) -> bool:
         """Return whether it is known already, and decides, that devices of a topology do not train."""
-        is_early = run.status == "ok" and not (self._runner.faults or run.met.paths or REPLICAS_MISSING.code in self._allow)
+        is_expected = REPLICAS_MISSING.code in self._allow
+        is_early = run.status == "ok" and not (self._lab.settings.faults or run.met.paths or is_expected)
         return is_early and REPLICAS_MISSING.look(self._at_once(run, reference)) is not None
 
     def _judge_at_once(self, run: RunResult, reference: RunResult) -> Run:
@@ -165,41 +187,38 @@ class Session:
         judgement = replace(judgement, worst=None, first_divergence=None, course=(), not_compared=not_compared)
         return judgement.fill(unjudged(run, reference))
 
-    def _compiled(self, yardstick: Yardstick, compiled: Future[RunResult] | None) -> RunResult:
+    def _compiled(self, own: RunResult, compiled: Future[RunResult] | None) -> RunResult:
         """Return the reference with compiled steps, which can be evaluated, where these train as its eager ones do."""
-        own, again = trace_of(yardstick.reference), trace_of(compiled)
-        if compiled is None or (own and again and not refusal(again) and does_the_same(own, again)):
-            return (compiled or yardstick.reference).result()
-        self._yardsticks.take_back_functions(yardstick)
-        return yardstick.reference.result()
+        if compiled is None:
+            return own
+        again = trace_of(compiled.result())
+        if own.trace is not None and again is not None and not refusal(again) and does_the_same(own.trace, again):
+            return compiled.result()
+        return self._lab.take_back()
 
     def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
         """Return the reference, run again if its examples were not seen because only the topology calls `Strategy.run`."""
         if run.trace is None or reference.trace is None or _rows(reference.trace) or not _rows(run.trace):
             return reference
-        yardstick = self._yardsticks.reference(AS_IT_STANDS)
-        again = self._yardsticks.by_functions().result()
+        again = self._lab.start_otherwise("by its functions").result()
         if again.status == "ok" and again.trace is not None and _rows(again.trace) & _rows(run.trace):
             return again
-        self._yardsticks.take_back_functions(yardstick)
-        return reference
+        return self._lab.take_back()
 
     def _order_matters(self, base: Variation, run: RunResult, varied: Future[RunResult] | None) -> bool:
         """Return whether permuted examples are another training: by themselves, or because only their noise is wide."""
-        trace = trace_of(varied) or run.trace
+        trace = (trace_of(varied.result()) if varied is not None else None) or run.trace
         led = self._led(run, trace, base) if trace is not None else None
-        traces = self._yardsticks.with_noise(led or base).traces()
-        if traces is None:
+        pair = self._lab.pair(led or base, trace or self._lab.empty_trace(run))
+        if pair is None:
             return False
-        reference, noise = traces
-        in_order = self._yardsticks.rounded_in_order(led or base, COARSE)
         # All runs must show it, so that the first one, which is made in any case, often answers for all.
-        for some in (slice(None, 1), slice(None)):
-            permuted = noise[some]
-            if not is_wide(reference, permuted):
+        for permuted, in_order in ((1, 1), (NOISE_RUNS, ORDER_RUNS)):
+            noise = self._lab.measure_noise(pair, permuted)
+            if not is_wide(pair.reference, noise):
                 return False
-            self._runner.expect(0)
-            if not order_widens(reference, permuted, in_order[some]):
+            self._lab.expect(0)
+            if not order_widens(pair.reference, noise, self._lab.run_in_order(pair, in_order)):
                 return False
         return True
 
@@ -211,16 +230,13 @@ class Session:
         if not short:
             return [AS_IT_STANDS]
         wide = AS_IT_STANDS.without(IN_32_BITS)
-        in_32_bits = trace_of(self._yardsticks.reference(wide).reference)
+        in_32_bits = trace_of(self._lab.run_reference(wide))
         if in_32_bits is None:
             notes.append(_AS_IT_IS.format(short[0]))
             return [AS_IT_STANDS]
-        self._yardsticks.rounding_in_32_bits = Rounding.of(in_32_bits)  # what the program casts by itself stays as it is
+        self._lab.rounding_in_32_bits = Rounding.of(in_32_bits)  # what the program casts by itself stays as it is
         notes.append(_IN_32_BITS.format(short[0]))
         return [wide, AS_IT_STANDS]
-
-    def _compared(self, topology: Topology, base: Variation) -> Future[RunResult] | None:
-        return self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         traces = [result.trace for result in (reference, run) if result.trace is not None]
@@ -233,55 +249,52 @@ class Session:
             )
 
     def _judge_one(
-        self, run: RunResult, runs: Mapping[Variation, Future[RunResult] | None], reference: RunResult, facts: Facts
+        self, run: RunResult, varied: Mapping[Variation, Future[RunResult] | None], reference: RunResult, facts: Facts
     ) -> Run:
         if self._lacks_replicas(run, reference):
             return self._judge_at_once(run, reference)
-        self._runner.expect(0)
+        self._lab.expect(0)
         if run.status == "ok" and run.xla:
             self._run_as_written(run)
         own = self._with_own_draws(run, facts)
-        recovery = self._recovery(own)
+        as_it_is = _Seen(run, reference, own, None, run.trace or self._lab.empty_trace(run), self._recovery(own))
         judgements: list[Judgement] = []
-        for base, varied in runs.items():
-            if IN_32_BITS in base.switches and trace_of(varied) is None:
+        for base, of_base in varied.items():
+            result = None if of_base is None else of_base.result()
+            if IN_32_BITS in base.switches and trace_of(result) is None:
                 continue  # it failed, as the program does or because it is in 32 bits
-            judgements.append(self._judged(run, own, varied, base, reference, recovery))
+            compared = (run.trace and trace_of(result)) or as_it_is.compared
+            judgements.append(self._judged(replace(as_it_is, varied=result, compared=compared), base))
             if judgements[-1].verdict != "equivalent":
                 break
         judgement = judgements[0]
         self._cases[run.topology] = lambda: judgements[-1].case
         if judgement.verdict == BY_DESIGN and IN_32_BITS in base.switches:
             judgement = replace(judgement, not_compared=(*judgement.not_compared, _NOT_IN_16_BITS))
-            as_it_is = run.trace or self._runner.empty_trace(run)
-            self._cases[run.topology] = lambda: self._case(run, own, None, AS_IT_STANDS, reference, as_it_is, recovery)
+            self._cases[run.topology] = lambda: self._case(as_it_is, AS_IT_STANDS)
         if judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
         judged = judgement.fill(unjudged(run, reference))
-        return judged if recovery is None else with_faults(judged, recovery)
+        return judged if as_it_is.recovery is None else with_faults(judged, as_it_is.recovery)
 
-    def _judged(
-        self,
-        run: RunResult,
-        own: RunResult,
-        varied: Future[RunResult] | None,
-        base: Variation,
-        reference: RunResult,
-        recovery: Recovery | None,
-    ) -> Judgement:
-        """Judge a topology's run beside the reference, both in a variation."""
-        assert reference.trace is not None
-        compared = (run.trace and trace_of(varied)) or run.trace or self._runner.empty_trace(run)
-        asynchronous = Facts.of(reference.trace, compared).asynchronous
-        growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
+    def _judged(self, seen: _Seen, base: Variation) -> Judgement:
+        """Judge a topology's run beside the reference, both in a variation.
+
+        Asked in the order of the price: first the reference at the run's weights and on its examples, which is evaluated. Then
+        the reference as it came, or on the examples of a larger batch; of those a second one where the first leaves the cause
+        or the scale open. Last the reference in lockstep with the run, where rounding may be what differs.
+        """
+        run, reference, compared = seen.run, seen.reference.trace, seen.compared
+        assert reference is not None
+        asynchronous = Facts.of(reference, compared).asynchronous
+        growth = max((ledger.growth for ledger in ledgers(reference, compared).values()), default=1)
         bases = [base]
         if run.status == "ok" and growth > 1:
-            bases = explaining_a_larger_batch(self._yardsticks, run, base, compared, growth)
-            run.notes += filter(None, [note_of_more_examples(reference.trace, compared)])
+            bases = explaining_a_larger_batch(self._lab, run, base, compared, growth)
+            run.notes += filter(None, [note_of_more_examples(reference, compared)])
 
         def judged_on(base: Variation) -> Judgement:
-            case = self._case(run, own, varied, base, reference, compared, recovery)
-            return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
+            return judge(self._case(seen, base), self._allow, grows=growth > 1, asynchronous=asynchronous)
 
         led = self._led(run, compared, base)
         if led is not None:
@@ -293,62 +306,46 @@ class Session:
             on_shares = judged_on(bases[1]).advised_by(judgement)
             if judgement.is_unexplained or on_shares.is_scaled:
                 judgement, decides = on_shares, bases[1]
-        followed = (
-            fallbacks.follow(reference.trace, compared) if run.status == "ok" and fallbacks.needs_lockstep(judgement) else None
-        )
-        at_its_weights = None if followed is None else replace(decides, follow=followed)
-        if at_its_weights not in (None, led):
-            judgement = fallbacks.better_judgement(judgement, judged_on(at_its_weights))
-        failed = self._reruns.take_first_failure()
+        # A second look may tell more where a cause is unknown, or where amplified rounding hides gradients.
+        is_open = judgement.is_unexplained or (judgement.is_well and judgement.is_amplified)
+        followed = follow(reference, compared) if run.status == "ok" and is_open else None
+        if followed is not None and (at_its_weights := replace(decides, follow=followed)) != led:
+            judgement = better_judgement(judgement, judged_on(at_its_weights))
+        failed = self._lab.take_first_failure()
         if judgement.is_unexplained and failed:
             note = told("further-runs-failed")(f"Further runs failed, which could have shown more. The first was {failed}")
             judgement = replace(judgement, notes=(*judgement.notes, note))
         return judgement
 
-    def _case(
-        self,
-        run: RunResult,
-        own: RunResult,
-        varied: Future[RunResult] | None,
-        base: Variation,
-        reference: RunResult,
-        compared: Trace,
-        recovery: Recovery | None,
-    ) -> Case:
-        """Return what is known of a topology's run beside a variation of the reference, and which runs may tell more."""
-        yardsticks, reruns = self._yardsticks, self._reruns
-        plain, yardstick = base.as_it_normalizes, None
+    def _case(self, seen: _Seen, base: Variation) -> Case:
+        """Return what is known of a topology's run beside a variation of the reference."""
+        lab, compared, own = self._lab, seen.compared, seen.reference.trace
+        plain = base.as_it_normalizes
+        beside = base if compared.num_steps else None
         if plain != base:  # what differs in any case needs no noise: each step is compared once it is normalized alike
-            base, yardstick = plain, yardsticks.reference(plain.source)
-        elif compared.num_steps:
-            yardstick = yardsticks.with_noise(base)
-        first, noise = (yardstick.traces() if yardstick else None) or (reference.trace, ())
-        others = yardstick.results() if yardstick else []
-        has_hosts = run.topology.num_stepping_hosts > 1
+            base, beside = plain, plain.source
+        elif beside is not None:
+            lab.pair(base, compared)
+        first = None if beside is None else trace_of(lab.run_reference(beside))
+        others = [] if beside is None else lab.results_beside(beside)
+        has_noise = first is not None and beside is not None and lab.is_noise_started(beside)
+        first = first or own
+        assert own is not None
         assert first is not None
+        source = trace_of(lab.run_reference(base.source)) if base.follow is not None else None
+        pair = RunPair(first, compared, base, beside if has_noise else None, source if first.follows else None, run=seen.run)
+        varied = [] if seen.varied is None else [seen.varied]
         return Case(
-            first,
-            compared,
-            noise,
-            plain=reference.trace,
-            source=trace_of(yardsticks.reference(base.source).reference) if base.follow is not None else None,
-            same_seed=yardsticks.same_seed(),
-            repeat=lambda: trace_of(yardsticks.again()),
-            untouched=own.trace,
-            rerun=lambda *asked: reruns.make(asked, run, compared, base),
-            confirm=lambda: yardsticks.confirming(base, compared),
-            reported=lambda: yardsticks.of_the_program(base),
-            own_seeds=lambda: reruns.with_own_seeds(run, base),
-            own_hashes=lambda: reruns.with_own_hashes(run, base),
-            hash_places=reruns.hash_places if has_hosts else (),
-            own_listing=lambda: reruns.with_own_listing(run, base),
-            listing_places=reruns.listing_places if has_hosts else (),
-            outcome=outcome_of(run, reference),
-            recovery=recovery,
-            order_matters=not yardsticks.permutes,
-            is_of_groups=base.replay is not None and base.replay.summed and grouping_matters(yardsticks, base),
-            met_alone=lambda: [result.met for result in (reference, yardsticks.again().result(), *others)],
-            met=Met.together(result.met for result in (reference, *others, run, *([varied.result()] if varied else []))),
+            pair,
+            lab,
+            plain=own,
+            same_seed=lab.same_seed(),
+            untouched=seen.own.trace,
+            outcome=outcome_of(seen.run, seen.reference),
+            recovery=seen.recovery,
+            is_of_groups=base.replay is not None and base.replay.summed and grouping_matters(lab, base, compared),
+            met_alone=[result.met for result in (seen.reference, *others)],
+            met=Met.together(result.met for result in (seen.reference, *others, seen.run, *varied)),
         )
 
     def _led(self, run: RunResult, compared: Trace, base: Variation) -> Variation | None:
@@ -364,36 +361,35 @@ class Session:
         """
         key = (run.label, base)
         if key not in self._leads:
-            plain, own = (trace_of(self._yardsticks.reference(variation).reference) for variation in (AS_IT_STANDS, base))
-            leads = None
-            if run.status == "ok" and plain is not None and own is not None:
-                leads = fallbacks.lead(own, compared, plain)
-            led = None if leads is None else replace(base, follow=leads[0], replay=leads[1])
-            normalized = None if led is None or own is None else self._reruns.led_by_share(led, own, compared)
-            self._leads[key] = normalized or (led if led is not None and self._yardsticks.led(led) else None)
+            plain, own = (trace_of(self._lab.run_reference(variation)) for variation in (AS_IT_STANDS, base))
+            if run.status != "ok" or plain is None or own is None or (leads := lead(own, compared, plain)) is None:
+                self._leads[key] = None
+            else:
+                led = replace(base, follow=leads[0], replay=leads[1])
+                normalized = led_by_share(self._lab, led, own, compared)
+                self._leads[key] = normalized or (led if self._lab.evaluate(led) else None)
         return self._leads[key]
 
     def _with_own_draws(self, run: RunResult, facts: Facts) -> RunResult:
         """Return the topology's run with the draws that replicas make by themselves, where they show what others may hide."""
-        may_hide = facts.own_draws or self._runner.faults  # a generator that starts again draws anew
+        may_hide = facts.own_draws or self._lab.settings.faults  # a generator that starts again draws anew
         if run.status != "ok" or run.trace is None or not (may_hide and _draws_numbers(run.trace)):
             return run
-        own = self._yardsticks.topology(run.topology, OWN_DRAWS).result()
+        own = self._lab.run_topology(run.topology, OWN_DRAWS)
         return own if own.status == "ok" else run
 
     def _recovery(self, run: RunResult) -> Recovery | None:
         """Run again with the requested faults; None for a program that already failed without them."""
-        if not self._runner.faults:
+        if not self._lab.settings.faults:
             return None
         if run.status != "ok" or run.trace is None:
             run.notes.append(_NO_FAULTS)
             return None
-        plan = OWN_DRAWS.plan(self._yardsticks.seed)
-        return Recovery(self._runner.start_with_faults(run.topology, plan).result(), run.trace)
+        return Recovery(self._lab.run_with_faults(run.topology), run.trace)
 
     def _run_as_written(self, run: RunResult) -> None:
         """Check whether a program whose XLA-compiled step was recorded without XLA also runs with it."""
-        written = self._runner.start_unprobed(f"{run.topology} as written", run.topology, 3 * run.seconds).result()
+        written = self._lab.run_as_written(run.topology, 3 * run.seconds)
         if written.status == "ok":
             run.notes.append(_RUNS_WITH_XLA)
             return
@@ -402,15 +398,16 @@ class Session:
 
     def _without_order(self, run: RunResult) -> Run:
         """Return the run of a coordinator that applies results as they arrive: which examples make a step is left to chance."""
-        nothing = self._runner.empty_trace(run)
+        nothing = self._lab.empty_trace(run)
         outcome = replace(outcome_of(run, run), reference_failure=None)
-        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(unjudged(run, run))
+        case = Case(RunPair(nothing, nothing), Recorded(), outcome=outcome)
+        return judge(case, self._allow, asynchronous=True).fill(unjudged(run, run))
 
     def _summary(self, reference: RunResult) -> Reference:
-        place = str(self._reference)
+        place = str(self._lab.place)
         if reference.status != "ok" or reference.trace is None:
             return Reference(reference.status, 0, True, reference.failure, place)
-        again = trace_of(self._yardsticks.repeat)
+        again = self._lab.repeated()
         repeatable = again is None or same_weights(reference.trace, again)
         return Reference("ok" if reference.trace.num_steps else "none", reference.trace.num_steps, repeatable, topology=place)
 

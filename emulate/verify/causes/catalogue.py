@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 from emulate.errors import UsageError, did_you_mean
@@ -41,11 +41,13 @@ def _search_unexplained(case: Case) -> Sign | None:
     first = left[0]
     d = first.difference()
     where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
+    names = _assigned(case, d.step)
+    too = f"; in the same step {names_in_words(names)}, which the step assigns, differ{'s' * (len(names) == 1)} too"
     return Sign(
         f"From step {d.step} on the {where} differs, and no known cause explains it.",
         f"error {d.error:.2g}, noise floor {d.noise:.2g} ({first.ratio:.0f}x); {len({p.measure.key for p in left})} "
         f"of {len({p.measure.key for p in case.base.points})} compared values differ in some "
-        f"step{_assigned_too(case, d.step)}",
+        f"step{too if names else ''}",
         _fix_of_unexplained(case, first),
         blame=_blame(case, first),
     )
@@ -74,15 +76,6 @@ def _assigned(case: Case, step: int) -> list[str]:
     """Return variables that the step assigns itself and that differ in the same step."""
     points = (point for point in case.base.exceeding if point.step == step and updates.is_assigned(case, point))
     return list(dict.fromkeys(point.measure.key.tensor for point in points))
-
-
-def _assigned_too(case: Case, step: int) -> str:
-    names = _assigned(case, step)
-    return (
-        f"; in the same step {names_in_words(names)}, which the step assigns, differ{'s' * (len(names) == 1)} too"
-        if names
-        else ""
-    )
 
 
 def _fix_of_unexplained(case: Case, first: Point) -> str | None:
@@ -118,8 +111,7 @@ def _unexplained_examples(case: Case) -> Sign | None:
 UNEXPLAINED = Cause("unexplained", _search_unexplained)
 
 
-_CAUSES: tuple[Cause, ...] = (
-    shared_files.SHARED_FILES,  # where runs change each other nothing else is told by what they did
+_OF_THE_RUN: tuple[Cause, ...] = (
     endings.FRAMEWORK_LIMIT,
     endings.HOST_EXITED,
     endings.UNEQUAL_STEPS,
@@ -128,6 +120,9 @@ _CAUSES: tuple[Cause, ...] = (
     endings.WAITS_FOR_DATA,
     endings.PYTHON_DEADLOCK,
     replicas.REPLICAS_MISSING,
+)
+"""What is asked before it is chosen on which examples the numbers are compared."""
+_OF_THE_NUMBERS: tuple[Cause, ...] = (
     randomness.UNSEEDED,
     samples.COUNTED,
     samples.BATCH_SIZE,  # before what it looks like
@@ -176,6 +171,7 @@ _CAUSES: tuple[Cause, ...] = (
 )
 
 
+_CAUSES = (shared_files.SHARED_FILES, *_OF_THE_RUN, *_OF_THE_NUMBERS)
 _BY_CODE: dict[str, Cause] = {}
 """Every cause by its code. Where a code has two searches, at different places of the order, this is the first one."""
 for _cause in _CAUSES:
@@ -211,6 +207,7 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
     What replicas do with their own rows alone comes last, then advice.
     """
     case.allow = allow
+    case.compare()
 
     def add(finding: Finding | None) -> None:
         if finding is not None:
@@ -220,9 +217,16 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
         add(only.look(case))
         return tuple(case.found)
     add(shared_files.SHARED_FILES.look(case))
-    nothing_else = bool(case.found) and not case.found[0].allowed and not case.has_ended_early
-    for cause in (endings.NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:
-        add(cause.look(case))
+    is_shared = bool(case.found) and not case.found[0].allowed
+    if is_shared and not case.has_ended_early:  # where runs change each other nothing else is told by what they did
+        add(endings.NOT_RECOVERED.look(case))
+    else:
+        for cause in _OF_THE_RUN:
+            add(cause.look(case))
+        if not is_shared:
+            case.choose_base()
+        for cause in _OF_THE_NUMBERS:
+            add(cause.look(case))
     if case.has(UNEXPLAINED.code) and not case.has(randomness.UNSEEDED.code):
         add(randomness.UNSEEDED.look(case))
         case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
@@ -233,18 +237,13 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
             depends_on_replicas.STATIC_SPLIT.code
         ):  # it is that tensor's rows that a row depends on, not those of its batch
             case.found[:] = [finding for finding in case.found if finding.code != local_batches.IN_BATCH_NEGATIVES.code]
-    elif _is_of_a_gradient(case):
-        _look_for_parts(case, add)
+    elif _is_of_a_gradient(case):  # or of wrong parts of the loss: a tensor that other parts also reach is a mixture
+        unexplained = case.found[-1]
+        for cause in (loss_scaling.LOSS_SCALING, local_batches.LOCAL_NORMALIZATION):
+            add(cause.look_behind(case))
+        if case.found[-1] is not unexplained and not case.found[-1].allowed:
+            case.found.remove(unexplained)
     return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == local_batches.IN_BATCH_NEGATIVES.code)))
-
-
-def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:
-    """Check for wrong parts of the loss: a tensor that other parts also reach is a mixture."""
-    unexplained = case.found[-1]
-    for cause in (loss_scaling.LOSS_SCALING, local_batches.LOCAL_NORMALIZATION):
-        add(cause.look_behind(case))
-    if case.found[-1] is not unexplained and not case.found[-1].allowed:
-        case.found.remove(unexplained)
 
 
 def _is_of_a_gradient(case: Case) -> bool:

@@ -205,7 +205,7 @@ class Cause:
             return None
         headings = [sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix
         fix = self.fix(*headings) if any(_BY_CORE in heading for heading in headings) else _suited(self.fix(*headings), case)
-        stage, locations = locate((*sign.blame, *self.blame), case, sign.places, sign.tensors)
+        stage, locations = locate((*sign.blame, *self.blame), case.lines, sign.places, sign.tensors)
         return Finding(
             self.code,
             sign.summary,
@@ -253,15 +253,6 @@ def numbers(values: Iterable[object]) -> str:
     """Return `3, 3, 3 and 1`."""
     words = [str(value) for value in values]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def error_line(text: str | None, otherwise: str) -> str:
-    """Return the line that says what went wrong: the last of a traceback, the first if a process ended without one."""
-    # TensorFlow names the operation after the error.
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip() and not line.strip().startswith("[[")]
-    if not lines:
-        return otherwise
-    return lines[0] if lines[0].startswith("The process of ") else lines[-1]
 
 
 def names_in_words(names: Sequence[str], most: int = 2) -> str:

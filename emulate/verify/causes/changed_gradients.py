@@ -90,10 +90,11 @@ def _scaled(gradient: Floats, size: float, limit: float) -> Floats:
 
 def _from_rerun(case: Case) -> Sign | None:
     """Check whether the difference is gone, or the rest is explained, with clipping switched off in both runs."""
-    explanation = case.explanation  # where a simpler model explains all, nothing is clipped: clipped gradients have any factor
+    explanation = case.explain_gradients()
+    # Where a simpler model explains all, nothing is clipped: clipped gradients have any factor.
     if explanation.fits and not (explanation.unexplained or explanation.weighted or _has_tiny_factor(case)):
         return None
-    again = case.switched("no-clipping")
+    again = case.switch("no-clipping")
     if again is None or not again.points:
         return None
     gone = again.is_equivalent_but_for_kinks or again.first_step("initial-weight", "gradient", "weight") is None
@@ -126,12 +127,12 @@ _UNCLIPPED = told("without-clipping")("gradients, weights and losses were compar
 
 def _has_tiny_factor(case: Case) -> bool:
     """Return whether a few numbers are too large by a factor: the sum of all replicas' limits has that factor, too."""
-    return any(fit.is_tiny for fit in case.explanation.scaled)
+    return any(fit.is_tiny for fit in case.explain_gradients().scaled)
 
 
 def _from_norms(case: Case) -> Sign | None:
     """Check, without a re-run, whether every local gradient and the reference's have the same norm, the limit."""
-    for fit in case.explanation.weighted if case.facts.clipped_by else ():
+    for fit in case.explain_gradients().weighted if case.facts.clipped_by else ():
         views = case.base.views(fit.optimizer, fit.step)
         limit = _clipped_to(views, list(fit.shares))
         if limit is not None:
@@ -157,7 +158,7 @@ def _beside_others(case: Case) -> Sign | None:
         views = case.base.views(optimizer, first) if case.base.steps[optimizer] > first else []
         replicas = sorted({replica for view in views for replica in view.locals})
         limit = _clipped_to(views, replicas)
-        again = case.switched("no-clipping") if limit is not None else None
+        again = case.switch("no-clipping") if limit is not None else None
         if again is None or not again.points:
             continue
         case.rebase(again, "no-clipping")
@@ -188,7 +189,7 @@ def _clipped_to(views: list[GradientView], replicas: Sequence[int]) -> float | N
 def _by_hand(case: Case) -> Sign | None:
     """Check for an unknown clipping: the losses agree, and each replica's gradient was changed separately."""
     first = case.base.first_step("gradient")
-    explanation = case.explanation
+    explanation = case.explain_gradients()
     by_weights = [fit for fit in explanation.weighted if not case.are_counts(fit)]
     if first is None or not (by_weights or any(step == first for _, step in explanation.unexplained)):
         return None
@@ -208,7 +209,7 @@ def _behind(case: Case) -> Sign | None:
     """Check whether the optimizer's input is clipped and the loss is not, on each replica."""
     if case.clips_the_sum:
         return None
-    again = case.switched("no-clipping", alone=True) if case.facts.clipped_by else None
+    again = case.switch("no-clipping", alone=True) if case.facts.clipped_by else None
     if again is None:
         return None
     comparison = compare(again.runs.topology, case.topology)
@@ -261,7 +262,7 @@ def _search_accumulation(case: Case) -> Sign | None:
         ours, theirs = case.base.runs.batches(optimizer)
         if ours != theirs:
             count = f"{ours} on {case.num_replicas} replicas, {theirs} on one device"
-            fits = [fit for fit in case.explanation.fits if fit.optimizer == optimizer]
+            fits = [fit for fit in case.explain_gradients().fits if fit.optimizer == optimizer]
             sign = _added_up(case, fits, ours / theirs, count) or _decayed(case, fits, count)
             sign = sign or _changed(case, optimizer, ours / theirs, count)
             if sign is not None:
@@ -298,8 +299,8 @@ def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
 def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | None:
     """Check whether the loss of a step agrees and its gradients do not."""
     step = case.base.first_step("gradient", "weight")
-    if (optimizer, step) not in case.explanation.unexplained and not any(
-        (fit.optimizer, fit.step) == (optimizer, step) for fit in case.explanation.weighted
+    if (optimizer, step) not in case.explain_gradients().unexplained and not any(
+        (fit.optimizer, fit.step) == (optimizer, step) for fit in case.explain_gradients().weighted
     ):
         return None
     assert step is not None
@@ -307,7 +308,7 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
     here, there = (objective(of_run) for of_run in pairs[step])
     if here is None or not there or min(abs(here / there - 1), abs(here / there / ratio - 1)) > ROUND:
         return None
-    again = case.switched("no-clipping") if case.facts.clips else None
+    again = case.switch("no-clipping") if case.facts.clips else None
     evidence = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
     if again is not None and again.is_equivalent_but_for_kinks:
         case.rebase(again, "no-clipping")

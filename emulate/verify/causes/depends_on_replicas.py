@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.interventions import common_input
-from emulate.trace import Array, Step, row_names
+from emulate.trace import Step, row_names
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers
@@ -24,19 +24,19 @@ def _search_dependence(case: Case) -> Sign | None:
     first, apart = case.base.first_step("gradient"), case.base.first_step("weight")
     if apart is not None and (first is None or first > apart):
         return _of_update(case, apart)
-    if first is None or not is_possible(case) or not any(step == first for _, step in case.explanation.unexplained):
+    if first is None or not is_possible(case) or not any(step == first for _, step in case.explain_gradients().unexplained):
         return None
-    replayed = case.switched("replay") if case.ledger is not None and case.ledger.by else None
+    replayed = case.switch("replay") if case.ledger is not None and case.ledger.by else None
     if replayed is not None and explains_up_to(replayed, first, case.base):
         return _of_what_it_is_given(case, replayed, first)
-    again = case.switched("told") if case.lines.made("num_replicas") else None  # else Keras alone asks, to divide its loss
+    again = case.switch("told") if case.lines.made("num_replicas") else None  # else Keras alone asks, to divide its loss
     how = _how(again, first, case.base) if again is not None else None
     if again is None or how is None:
         return _of_other_inputs(case, first) or _of_number(case, first)
     before = case.base.exceeding[0]
     case.rebase(again, "told")
-    if case.explanation.scaled:
-        case.explain_fits(case.explanation.scaled)
+    if case.explain_gradients().scaled:
+        case.explain_fits(case.explain_gradients().scaled)
     return Sign(
         (
             f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same "
@@ -90,19 +90,20 @@ def _of_what_it_is_given(case: Case, replayed: Comparison, step: int) -> Sign:
 
 def _of_other_inputs(case: Case, step: int) -> Sign | None:
     """Check whether one device has the same gradients with the numbers that this run's step gets besides its examples."""
-    optimizer = next(name for name, k in case.explanation.unexplained if k == step)
+    optimizer = next(name for name, k in case.explain_gradients().unexplained if k == step)
     ours, theirs = case.base.runs.pairs(optimizer)[step]
     own = next(iter(theirs.values()))
     others = [place for place in range(len(own.inputs)) if place not in own.row_inputs]
     values = {place: [common_input(list(side.values()), place) for side in (ours, theirs)] for place in others}
-    apart = [(place, ours, theirs) for place, (ours, theirs) in values.items() if _differ(ours, theirs)]
-    replayed = case.switched("inputs") if apart else None
+    both = [(at, ours, theirs) for at, (ours, theirs) in values.items() if ours is not None and theirs is not None]
+    apart = [(at, ours, theirs) for at, ours, theirs in both if not np.array_equal(ours, theirs)]
+    replayed = case.switch("inputs") if apart else None
     if replayed is None or not explains_up_to(replayed, step, case.base):
         return None
     before = case.base.exceeding[0]
     case.rebase(replayed, "inputs")
-    place, *both = apart[0]
-    is_, was = (numbers([f"{number:.6g}" for number in np.ravel(value)[:_SHOWN]]) for value in both if value is not None)
+    place, *values_apart = apart[0]
+    is_, was = (numbers([f"{number:.6g}" for number in np.ravel(value)[:_SHOWN]]) for value in values_apart)
     return Sign(
         (
             f"From step {step} on the program gives the step other numbers than on one device: input {place + 1} is {is_} "
@@ -117,14 +118,10 @@ def _of_other_inputs(case: Case, step: int) -> Sign | None:
     )
 
 
-def _differ(ours: Array | None, theirs: Array | None) -> bool:
-    return ours is not None and theirs is not None and not np.array_equal(ours, theirs)
-
-
 def _of_update(case: Case, step: int) -> Sign | None:
     """Check whether gradients agree and weights do not, because the update depends on the number of replicas."""
     left = [p for p in case.left() if p.step == step and p.measure.key.kind == "weight"]
-    again = case.switched("batch-of") if left and is_possible(case) else None
+    again = case.switch("batch-of") if left and is_possible(case) else None
     if again is None or not explains_up_to(again, step, case.base):
         return None
     case.rebase(again, "batch-of")
@@ -170,7 +167,7 @@ def _search_state(case: Case) -> Sign | None:
     first = case.base.first_step("gradient")
     if first is None or case.facts.clips:
         return None
-    explanation = case.explanation
+    explanation = case.explain_gradients()
     weighted = [fit for fit in explanation.weighted if not case.are_counts(fit)]
     if not any(fit.step == first for fit in weighted) and not any(step == first for _, step in explanation.unexplained):
         return None
@@ -207,11 +204,11 @@ def _search_crossings(case: Case) -> Sign | None:
 _OF_KERAS = "With losses that Keras keeps on layers"
 
 
-def _lines(case: Case) -> list[dict[str, object]]:
-    return [entry for event in case.lines.crossings() for entry in event["lines"]]
-
-
-CROSS_REPLICA_TENSOR = Cause("cross-replica-tensor", _search_crossings, blame=(Blame("loss", _lines),))
+CROSS_REPLICA_TENSOR = Cause(
+    "cross-replica-tensor",
+    _search_crossings,
+    blame=(Blame("loss", lambda lines: [entry for event in lines.crossings() for entry in event["lines"]]),),
+)
 
 
 _Values = NDArray[Any]

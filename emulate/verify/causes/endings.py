@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from emulate.faults import Preempt
 from emulate.program import shorten_traceback
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, error_line, names_in_words, numbers
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.lines import made, raised, stopped, stuck
 from emulate.verify.recovery import Recovery
-from emulate.verify.result import Outcome
+from emulate.verify.result import NO_THREAD, Outcome, error_line
 
 _LOST_PEER = re.compile(
     r"Connection reset by peer|tasks are unhealthy|failed to connect to all addresses|Socket closed|GOAWAY|heartbeat",
@@ -25,8 +25,6 @@ _MISMATCH = re.compile(
     r"|[^\n\"]*another member in the group expected[^\n\"]*",
     re.IGNORECASE,
 )
-NO_THREAD = re.compile(r"[^\n]*(?:pthread_create(?:\(\))? failed|can't start new thread|Thread creation failed)[^\n]*")
-"""Errors of TensorFlow, gRPC, Python and OpenMP if the system refuses a new thread."""
 _MORE_THREADS = "If the host could not start a thread"
 
 

@@ -13,12 +13,11 @@ import numpy as np
 from emulate.told import Told, told
 from emulate.trace import TABLE, Step, Trace
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, error_line
-from emulate.verify.compare import compare_enough
+from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compared_runs import complete
 from emulate.verify.ledgers import has_ended, hosts_of_rows, ledgers, parts_of_rows, shifted_columns
 from emulate.verify.lines import made
-from emulate.verify.result import RunResult
+from emulate.verify.result import RunResult, error_line
 
 _MOVED = 0.2
 """Fraction of rows that must change their host. At least half do if shares follow the seed, in fixed shares only equal rows."""
@@ -30,7 +29,7 @@ _ONE_SEED = "one seed on all hosts"
 def _search_unseeded(case: Case) -> Sign | None:
     if case.has("unseeded-randomness") or case.has("replicas-missing"):
         return None
-    run = case.with_own_seeds
+    run = case.lab.vary_hosts(case.pair, "seeds")
     if run is None:
         return None
     if run.status != "ok" or run.trace is None:
@@ -119,7 +118,7 @@ def _numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | N
     Returns:
         The sign; None where the numbers agree.
     """
-    comparison = compare_enough(case.topology, trace, case.noise)
+    comparison = case.compare_with_noise(case.topology, trace)
     if comparison.is_equivalent_but_for_kinks or comparison.first is None:
         return None
     first = comparison.first
@@ -165,21 +164,21 @@ class _Words:
     unseen: Told
 
 
-def _search_variation(case: Case, run: RunResult | None, places: Sequence[str], words: _Words) -> Sign | None:
+def _search_variation(case: Case, what: str, words: _Words) -> Sign | None:
     """Look for rows of another host, other rows or other numbers.
 
     Args:
         case: Whose topology's run it is compared with; it is told the notes, and what is undecided.
-        run: With each host in its own way; None where there is none.
-        places: Where the program's source asks for it.
+        what: In what each host has its own way: `hashes` or `listing`.
         words: How it is told.
 
     Returns:
         The sign; None where nothing depends on it.
     """
+    run = case.lab.vary_hosts(case.pair, what)
     if run is None or case.has("unseeded-randomness") or case.has("replicas-missing"):
         return None
-    where = f" ({'; '.join(places[:3])})"
+    where = f" ({'; '.join(case.lab.places_of(what)[:3])})"
     if run.status != "ok" or run.trace is None:
         return _ends_otherwise(run, f"{words.each}{where}.", f"With {words.alike} it ends")
     apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
@@ -280,7 +279,7 @@ _OF_HASHES = _Words(
 
 HASH_ORDER = Cause(
     "hash-order",
-    lambda case: _search_variation(case, case.with_own_hashes, case.hash_places, _OF_HASHES),
+    lambda case: _search_variation(case, "hashes", _OF_HASHES),
     blame=(made("examples"),),
 )
 
@@ -305,7 +304,7 @@ _OF_LISTINGS = _Words(
 
 FILE_ORDER = Cause(
     "file-order",
-    lambda case: _search_variation(case, case.with_own_listing, case.listing_places, _OF_LISTINGS),
+    lambda case: _search_variation(case, "listing", _OF_LISTINGS),
     blame=(made("examples"),),
 )
 

@@ -14,17 +14,18 @@ import numpy as np
 from emulate.recorder import CENTERED, SYNCHRONIZED
 from emulate.told import told
 from emulate.verify.arithmetic import Fit
-from emulate.verify.case import BY_SHARE, Case
+from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers, steps_in_words
 from emulate.verify.causes.sequential_replay import rebase_on_replay
 from emulate.verify.compare import Comparison, Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import gradients_of, weight_of
 from emulate.verify.lines import made, operations
+from emulate.verify.run_spec import BY_SHARE
 
 
 def _search_uneven(case: Case) -> Sign | None:
-    fits = case.explanation.uneven
+    fits = case.explain_gradients().uneven
     if not fits:
         return None
     case.explain_fits(fits)
@@ -32,6 +33,8 @@ def _search_uneven(case: Case) -> Sign | None:
     rows = _examples_of_replicas(case, first)
     if case.has("empty-shard") and all(0 in _examples_of_replicas(case, fit) for fit in fits):
         return None  # the same division, by none
+    are_even_before = first.step > 0 and case.base.first_step("gradient") == first.step
+    even = f"; the {first.step} steps before it, with equally many examples on each replica, agree"
     return Sign(
         f"Replicas with fewer examples weigh as much as the others: in step {first.step} the replicas have "
         f"{numbers(rows)} examples.",
@@ -40,7 +43,7 @@ def _search_uneven(case: Case) -> Sign | None:
             f"each replica weighted by its share of the examples the remaining error is {max(fit.after for fit in fits):.1f}x "
             "the noise floor"
         )
-        + _even_steps(case, fits),
+        + (even if are_even_before else ""),
         _OF_FIT if case.facts.compiled else None,
     )
 
@@ -50,17 +53,8 @@ def _examples_of_replicas(case: Case, fit: Fit) -> list[int]:
     return [len(local.rows or ()) for _, local in sorted(step.items())]
 
 
-def _even_steps(case: Case, fits: tuple[Fit, ...]) -> str:
-    before = fits[0].step
-    return (
-        f"; the {before} steps before it, with equally many examples on each replica, agree"
-        if before and case.base.first_step("gradient") == before
-        else ""
-    )
-
-
 def _search_weighted(case: Case) -> Sign | None:
-    fits = case.explanation.weighted
+    fits = case.explain_gradients().weighted
     if not fits or (case.has("clip-before-reduce") and not case.without("no-clipping")):
         return None
     first = fits[0]
@@ -172,9 +166,9 @@ def _search_negatives(case: Case) -> Sign | None:
 
 def _is_open(case: Case, step: int) -> bool:
     """Return whether no model explains the gradients of a step, or weights for which there is no count."""
-    weighted = () if case.has("local-normalization") else case.explanation.weighted
+    weighted = () if case.has("local-normalization") else case.explain_gradients().weighted
     without_count = [fit.step for fit in weighted if not case.are_counts(fit)]
-    return step in [*(k for _, k in case.explanation.unexplained), *without_count]
+    return step in [*(k for _, k in case.explain_gradients().unexplained), *without_count]
 
 
 _OF_PADDING = "If each host pads its own batches"
@@ -197,7 +191,7 @@ def _search_batchnorm(case: Case) -> Sign | None:
     if not case.facts.batchnorm or case.num_replicas < 2 or not case.base.exceeding:
         return None
     statistics = [p for p in case.base.exceeding if p.measure.key.tensor in case.facts.batchnorm]
-    normalized = case.normalized_alike()
+    normalized = case.normalize_alike()
     if normalized is not None:
         switch, again = normalized
         first, gone = case.base.exceeding[0], again.is_equivalent_but_for_kinks
@@ -236,9 +230,9 @@ BATCHNORM = Cause("batchnorm-local-statistics", _search_batchnorm, by_design=Tru
 
 def _search_cancelled(case: Case) -> Sign | None:
     """Check whether the rounding of synchronized statistics makes the difference: in each step, at the weights of this run."""
-    if not case.base.exceeding or case.facts.batchnorm or not _cancels(case) or not _MADE.find(case):
+    if not case.base.exceeding or case.facts.batchnorm or not _cancels(case) or not _MADE.find(case.lines):
         return None
-    first, again = case.base.exceeding[0], case.switched(CENTERED)
+    first, again = case.base.exceeding[0], case.switch(CENTERED)
     if again is None or not again.is_equivalent_but_for_kinks:
         return None
     case.rebase(again, CENTERED)
@@ -269,7 +263,7 @@ def _search_empty(case: Case) -> Sign | None:
         return None
     without = [replica for replica, count in enumerate(lost.rows or ()) if count == 0]
     where, fix = f"step {lost.point.step}", None
-    if not without and lost.is_reported_alone:
+    if not without and lost.point.measure.key.kind in _REPORTED and not lost.whose:  # and no gradient of that step
         runs = case.base.runs.topology.of("evaluation")
         without = sorted({int(event["replica"]) for _, event in runs if not event["rows"]})
         where, fix = "an evaluation", _OF_EVALUATION
@@ -298,11 +292,6 @@ class _Lost:
     point: Point
     whose: list[int]
     rows: list[int] | None
-
-    @property
-    def is_reported_alone(self) -> bool:
-        """Return whether only a reported number is not finite, and no gradient of that step."""
-        return self.point.measure.key.kind in _REPORTED and not self.whose
 
     @property
     def what(self) -> str:

@@ -19,10 +19,11 @@ _FIXES = "If the term has another form"
 
 
 def _search_regularization(case: Case) -> Sign | None:
-    fits = tuple(fit for fit in case.explanation.decayed if not _stands_apart(fit))
+    fits = tuple(fit for fit in case.explain_gradients().fits if fit.decay and not _stands_apart(fit))
     if case.has("accumulation"):
         return None
-    if not fits or not _is_steady(fits) or not _is_known(case, fits[0]):
+    regularized = set(case.facts.regularized)  # layers with regularizers, if there are some
+    if not fits or not _is_steady(fits) or (regularized and not regularized & set(fits[0].decay)):
         return _of_each_replica(case)
     case.explain_fits(fits)
     first = fits[0]
@@ -31,18 +32,21 @@ def _search_regularization(case: Case) -> Sign | None:
     term = " + ".join(filter(None, (f"{l2:.4g} * w" if l2 else "", f"{l1:.4g} * sign(w)" if l1 else "")))
     size = l2 or l1
     on = "1 variable" if len(tensors) == 1 else f"{len(tensors)} variables"
+    # Each of N replicas that adds all of the term makes N - 1 times 2 * l2 * w too much.
+    l2_alone = l2 / 2 / (case.num_replicas - 1) if l2 > 0 else 0.0
+    coefficient = f". That is L2 with a coefficient of {l2_alone:.3g}, added {case.num_replicas} times instead of once"
     return Sign(
         f"A regularization term of {names_in_words(tensors)} counts too {'often' if size > 0 else 'little'}: every replica "
         f"{'adds all of it, and the gradients are summed' if size > 0 else 'divides it too often'}.",
         f"{steps_in_words(fits)}: the error of the gradients is {term} ({tensors[0]}), on {on}; the others agree; "
         f"without it the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor"
-        + _coefficient(l2, case.num_replicas),
+        + (coefficient if l2 > 0 else ""),
     )
 
 
 def _of_each_replica(case: Case) -> Sign | None:
     """Check for a term of any form that is added once for each replica, or is divided by their number."""
-    first = case.first_unexplained
+    first = case.find_first_unexplained()
     if first is None:
         return None
     agrees = rebase_on_replay(case, first, grouping_matters=False)
@@ -63,15 +67,6 @@ def _stands_apart(fit: Fit) -> bool:
     return is_off and all((l2 or l1) * (fit.factor - 1) > 0 for l2, l1 in fit.decay.values())
 
 
-def _coefficient(l2: float, replicas: int) -> str:
-    """Return the L2 coefficient if each of N replicas adds all of it: N - 1 times 2 * l2 * w too much."""
-    return (
-        f". That is L2 with a coefficient of {l2 / 2 / (replicas - 1):.3g}, added {replicas} times instead of once"
-        if l2 > 0
-        else ""
-    )
-
-
 def _is_steady(fits: tuple[Fit, ...]) -> bool:
     """Return whether a term has the same size in every step."""
     sizes = [dict(fit.decay) for fit in fits]
@@ -83,11 +78,6 @@ def _is_steady(fits: tuple[Fit, ...]) -> bool:
         if name in first
         for a, b in zip(pair, first[name], strict=True)
     )
-
-
-def _is_known(case: Case, fit: Fit) -> bool:
-    """Return whether at least one of the tensors belongs to layers with regularizers, if there are such layers."""
-    return not case.facts.regularized or bool(set(case.facts.regularized) & set(fit.decay))
 
 
 REGULARIZATION = Cause(
@@ -117,7 +107,7 @@ _HIDDEN = 0.05
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
-    fits = [fit for fit in case.explanation.scaled if fit.replicated == replicated]
+    fits = [fit for fit in case.explain_gradients().scaled if fit.replicated == replicated]
     if not fits or any(abs(fit.scale / fits[0].scale - 1) > _near(case) for fit in fits):
         return []
     # A factor without a meaning that a few numbers of one step have may be anything.
@@ -213,7 +203,7 @@ def _fix(case: Case, scale: float) -> str | None:
 def _about(case: Case) -> Sign | None:
     """Check for the number of replicas as a factor beside a dependence between examples, so that no factor is exact."""
     first = case.base.first_step("gradient")
-    optimizer = next((name for name, step in case.explanation.unexplained if step == first), None)
+    optimizer = next((name for name, step in case.explain_gradients().unexplained if step == first), None)
     losses = [point for point in case.base.objectives if point.step == first]
     if first is None or optimizer is None or (losses and not any(point.exceeds for point in losses)):
         return None
@@ -275,7 +265,7 @@ def _behind(case: Case) -> Sign | None:
 
 def _search_part(case: Case) -> Sign | None:
     """Check for a part of the loss that each replica divides by its own examples, beside others that are right."""
-    first = case.first_unexplained
+    first = case.find_first_unexplained()
     if first is None or not case.lines.depends_on_examples_alone:
         return None  # a term without examples may be what counts too often
     agrees = rebase_on_replay(case, first, grouping_matters=False)

@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from emulate.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.compare import compare_enough
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made, operations
-from emulate.verify.repeats import computes_the_same, differing
+from emulate.verify.recorded import computes_the_same, differing
+from emulate.verify.result import trace_of
 
 _OF_OTHER_DRAWS = "If the random numbers are not those of Dropout"
 
 
 def _search_unseeded(case: Case) -> Sign | None:
-    may_differ = case.has("unexplained") or not case.seems_to_repeat
-    if not may_differ or case.repeat is None:
+    if not case.has("unexplained") and case.check_that_it_repeats():
         return None
-    what = differing(case.plain, case.repeat) or drifted(case)
+    again = case.repeat()
+    what = None if again is None else differing(case.plain, again) or drifted(case, again)
     if what is None:
         return None
     return Sign(
@@ -30,12 +30,11 @@ def _search_unseeded(case: Case) -> Sign | None:
     )
 
 
-def drifted(case: Case) -> str | None:
-    """Return other numbers from the same examples, weights and draws, beyond the effect of threads."""
-    assert case.repeat is not None
-    if not case.noise[:1] and computes_the_same(case.plain, case.repeat):
+def drifted(case: Case, again: Trace) -> str | None:
+    """Return what a repeated run makes of the same examples, weights and draws otherwise, beyond the effect of threads."""
+    if not case.lab.measure_noise(case.pair, 1) and computes_the_same(case.plain, again):
         return None  # without a noise run nothing says what threads make of gradients that cancel
-    comparison = compare_enough(case.plain, case.repeat, case.noise)
+    comparison = case.compare_with_noise(case.plain, again)
     if comparison.is_equivalent_but_for_kinks or comparison.first is None:
         return None
     kinds = "losses" if comparison.first.kind == "loss" else f"{comparison.first.kind}s"
@@ -46,9 +45,8 @@ def _search_dropout(case: Case) -> Sign | None:
     sign = _identical_in(case, case.untouched)
     if sign is None:
         return None
-    own = case.with_own_seeds  # hosts that are not seeded alike by us
-    is_ours = own is not None and own.status == "ok" and own.trace is not None and _identical_in(case, own.trace) is None
-    return None if is_ours else sign
+    own = trace_of(case.lab.vary_hosts(case.pair, "seeds"))  # hosts that are not seeded alike by us
+    return None if own is not None and _identical_in(case, own) is None else sign
 
 
 def _identical_in(case: Case, trace: Trace) -> Sign | None:

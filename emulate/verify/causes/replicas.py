@@ -60,7 +60,7 @@ _OF_A_SCOPE = "If there is no strategy"
 _OF_SERVERS = "If no parameter server is used"
 
 # The first that the program makes: TensorFlow makes others for itself in its scope.
-_FIRST_STRATEGY = Blame("start", lambda case: case.lines.made("strategy")[::-1])
+_FIRST_STRATEGY = Blame("start", lambda lines: lines.made("strategy")[::-1])
 
 REPLICAS_MISSING = Cause("replicas-missing", _search_replicas, runs_that_ended=True, blame=(_FIRST_STRATEGY,))
 
@@ -221,7 +221,7 @@ def _averages_updates(case: Case) -> Sign | None:
     out = [p for p in case.base.exceeding if p.step == k and p.measure.key.kind in ("gradient", "weight")]
     if any(p.measure.key.kind == "gradient" or p.measure.key.optimizer != "tape" for p in out):
         return None
-    again = case.switched(TAPES_JOINED[case.base.runs.how("tape")])
+    again = case.switch(TAPES_JOINED[case.base.runs.how("tape")])
     later = None if again is None else again.first_step("initial-weight", "gradient", "weight", "variable")
     if again is None or not again.points or (later is not None and later <= k):
         return None

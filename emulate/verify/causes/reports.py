@@ -29,7 +29,7 @@ def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
 
 def _scaled_only(case: Case, point: Point) -> bool:
     """Return whether one factor explains the gradient, so that the loss of that step stays comparable."""
-    steps = {(fit.optimizer, fit.step) for fit in case.explanation.scaled if not fit.shares and not fit.decay}
+    steps = {(fit.optimizer, fit.step) for fit in case.explain_gradients().scaled if not fit.shares and not fit.decay}
     return point.measure.key.kind == "gradient" and (point.measure.key.optimizer, point.step) in steps
 
 
@@ -54,7 +54,9 @@ def _search_loss(case: Case) -> Sign | None:
     evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
     blame = [updates_of(name.rpartition("/")[2])] if name.startswith(("batch/", "epoch")) else ()
-    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", evidence, fix, blame=blame)
+    is_of_step = wrong[0].step == wrong[0].measure.step  # an epoch or an evaluation has that of many examples
+    right = "the loss that is minimized" if is_of_step else "the loss of one device on the same examples"
+    return Sign(f"The reported loss ({name}) is not {right}: {what}.", evidence, fix, blame=blame)
 
 
 def _beside_the_loss(case: Case) -> set[str]:
@@ -112,11 +114,6 @@ def _has_central_storage(case: Case) -> bool:
 
 def _place(point: Point) -> str:
     return f"step {point.step}" if point.step == point.measure.step else f"report {point.measure.step}, after step {point.step}"
-
-
-def _whose(point: Point) -> str:
-    """Return the text for the right value: in each step its loss, for an epoch or an evaluation that of many examples."""
-    return "the loss that is minimized" if point.step == point.measure.step else "the loss of one device on the same examples"
 
 
 _PROGRESS = "Only the progress within an epoch differs"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from emulate.trace import Array
+from emulate.verify.arithmetic import are_equal
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.hosts import tables_apart
@@ -141,7 +137,7 @@ _ONE_ORDER = "If each host has its own order"
 def _alike(case: Case) -> Sign | None:
     """Check for equal examples on all replicas that are no inputs of the step: the results are equal bit by bit."""
     first = case.base.first_step("gradient")
-    if first is None or case.has("unseeded-randomness") or not any(k == first for _, k in case.explanation.unexplained):
+    if first is None or case.has("unseeded-randomness") or not any(k == first for _, k in case.explain_gradients().unexplained):
         return None
     steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)]
     if len(steps) < _FEWEST or not all(_is_alike(step) for step in steps):
@@ -162,11 +158,10 @@ def _is_alike(step: StepOfAll) -> bool:
     if len(step) < 2 or len(losses) != 1 or None in losses or 0 in losses:
         return False
     gradients = [gradients_of(step, tensor) for tensor in names_of(step)]
-    return all(len(parts) == len(step) and _are_same([array.read() for array in parts.values()]) for parts in gradients)
-
-
-def _are_same(arrays: Sequence[Array]) -> bool:
-    return all(np.array_equal(array, arrays[0]) for array in arrays[1:])
+    return all(
+        len(parts) == len(step) and are_equal({replica: array.read() for replica, array in parts.items()})
+        for parts in gradients
+    )
 
 
 def _shared(ledger: Ledger) -> Sign:

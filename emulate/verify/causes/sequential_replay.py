@@ -149,7 +149,7 @@ def _of_first_alone(case: Case) -> tuple[bool, ...]:
 
 def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None:
     """Compare with one device on the examples of one replica after the other, for the first update of a call or all."""
-    again = case.switched(switch, alone=True)
+    again = case.switch(switch, alone=True)
     if again is None:
         return None
     # What a step assigns itself, such as moving averages, one share after the other changes once for each share.
@@ -164,7 +164,7 @@ def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None
 
 def _first_out(case: Case, step: int) -> str:
     """Return the optimizer whose gradients differ in a step; of several the first unexplained one."""
-    unexplained = {name for name, k in case.explanation.unexplained if k == step}
+    unexplained = {name for name, k in case.explain_gradients().unexplained if k == step}
     return next((name for name in case.topology.optimizers if name in unexplained), None) or next(
         p.measure.key.optimizer for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.step == step
     )

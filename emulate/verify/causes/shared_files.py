@@ -10,7 +10,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.causes.randomness import drifted
 from emulate.verify.lines import made
-from emulate.verify.repeats import differing, initial
+from emulate.verify.recorded import differing, initial
 from emulate.verify.result import Met
 
 _OF_HDF5 = re.compile(r"unable to (?:un)?lock file|unable to truncate a file which is already open", re.IGNORECASE)
@@ -27,14 +27,15 @@ def _search_shared(case: Case) -> Sign | None:
 
 def _of_one_device(case: Case) -> Sign | None:
     """Check whether runs on one device differ that should be equal."""
-    met = Met.together(case.met_alone)
-    if case.repeat is None:
+    met, again = Met.together(case.meet_alone()), case.repeat()
+    if again is None:
         return _sign_of_paths(met.read, "the second run on one device did not reach its end")
-    if what := differing(case.plain, case.repeat):
+    if what := differing(case.plain, again):
         return _sign_of_paths(met.found, f"two runs on one device with the same seed differ in {what}")
-    if what := drifted(case):
+    if what := drifted(case, again):
         return _sign_of_paths(met.read, f"two runs on one device with the same seed differ in {what}")
-    if any(begun and begun != initial(case.reference) for begun in map(initial, case.noise)):  # evaluated ones have none
+    begun = map(initial, case.lab.measure_noise(case.pair))
+    if any(weights and weights != initial(case.reference) for weights in begun):  # evaluated ones have none
         return _sign_of_paths(met.found, "several runs on one device with the same seed start with different weights")
     return None
 
@@ -55,7 +56,7 @@ def _of_the_topology(case: Case) -> Sign | None:
 
 def _harmless(case: Case) -> set[str]:
     """Return paths that only one of two equal runs on one device found."""
-    first, again = (set(met.found) for met in (*case.met_alone, Met(), Met())[:2])
+    first, again = (set(met.found) for met in (*case.meet_alone(), Met(), Met())[:2])
     return first ^ again
 
 

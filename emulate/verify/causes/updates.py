@@ -12,7 +12,7 @@ import numpy as np
 from emulate.digits import told_apart
 from emulate.trace import StoredArray, Trace
 from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
-from emulate.verify.case import RATE, Case
+from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, numbers
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
@@ -20,6 +20,7 @@ from emulate.verify.gradients import Floats, aligned, is_numeric, names_of, stat
 from emulate.verify.lines import made, operations
 from emulate.verify.measure import changed_in_the_end, ends_of_hosts
 from emulate.verify.noise import Key
+from emulate.verify.run_spec import RATE
 
 _LARGEST_PART = 64
 """Factors are taken for fractions of numbers up to this one, and for their square roots."""
@@ -105,7 +106,7 @@ def _enlarge_the_reference(case: Case, first: Point, factor: float) -> list[str]
     """Judge on a reference whose learning rate is as many times as large, else leave out what follows; what that showed."""
     step = first.step
     asked = f"{RATE}{_exact(factor)!r}"
-    again = case.switched(asked)
+    again = case.switch(asked)
     apart = again.first_step("initial-weight", "gradient", "weight", "variable") if again is not None else step
     if again is not None and again.points and (apart is None or apart > step):
         case.rebase(again, asked)
@@ -243,8 +244,10 @@ def _of_first(case: Case) -> Sign | None:
     out = [point for point in case.base.of_first if point.exceeds and point.step < onset]
     if not out or case.base.first_step("loss", "initial-weight") in range(onset):
         return None
-    fits = [fit for fit in case.explanation.fits if fit.step == onset]
-    if any(fit.shares or fit.decay or fit.replicated or _is_of_replicas(case, fit.scale) for fit in fits):
+    fits = [fit for fit in case.explain_gradients().fits if fit.step == onset]
+    of_replicas = (float(case.num_replicas), 1 / case.num_replicas)
+    are_of_replicas = any(abs(fit.scale / count - 1) < ROUND for fit in fits for count in of_replicas)
+    if are_of_replicas or any(fit.shares or fit.decay or fit.replicated for fit in fits):
         return None
     name, first = out[0].measure.key.tensor, out[0].measure
     case.cut(onset, f"{name} differs before it")
@@ -266,7 +269,7 @@ def _of_first(case: Case) -> Sign | None:
 def _of_copies(case: Case) -> Sign | None:
     """Check for copies that differ between replicas if gradients differ later and nothing else explains it."""
     onset = case.base.first_step("gradient", "weight")
-    if onset is None or not any(step == onset for _, step in case.explanation.unexplained):
+    if onset is None or not any(step == onset for _, step in case.explain_gradients().unexplained):
         return None
     for optimizer in case.base.runs.optimizers:
         for k, step in enumerate(complete(case.base.runs.topology, optimizer)[:onset]):
@@ -281,10 +284,6 @@ def _of_copies(case: Case) -> Sign | None:
                     tensors=apart,
                 )
     return None
-
-
-def _is_of_replicas(case: Case, scale: float) -> bool:
-    return any(abs(scale / count - 1) < ROUND for count in (float(case.num_replicas), 1 / case.num_replicas))
 
 
 _IN_THE_SCOPE = "If all replicas share one variable"

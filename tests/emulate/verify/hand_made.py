@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from emulate.verify.case import Case
-from tests.emulate.verify.cases import Folder, loop
+from tests.emulate.verify.cases import Folder, case_of, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array
 
@@ -31,4 +31,4 @@ def right_topology(made: Made, k: int, **changes: Any) -> None:
 
 
 def hand_made(folder: Folder, topology: Any, **options: Any) -> Case:
-    return Case(loop(folder.made(), right_reference), loop(folder.made("1x4"), topology), **options)
+    return case_of(loop(folder.made(), right_reference), loop(folder.made("1x4"), topology), **options)

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.repeats import Rerun
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, Rerun, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array
 
@@ -66,7 +64,7 @@ def judged(
         return Rerun(run(folder, 1, 4), run(folder, 2, 2)) if clipped and asked[-1] == "no-clipping" else None
 
     reference, topology = run(folder, 1, 4, gradient, objective), run(folder, 2, 2, gradient, objective)
-    return judge(Case(reference, topology, rerun=rerun))
+    return judge(case_of(reference, topology, rerun=rerun))
 
 
 def test_fewer_batches_of_the_same_rows_are_the_same_step(folder: Folder) -> None:
@@ -86,8 +84,8 @@ def test_losses_reported_for_each_batch_are_taken_together_as_the_objectives_are
 
         return run(folder, replicas, batches, objective=lambda n: 1.0 if how == "sum" else float(n), reports=scaled)
 
-    assert judge(Case(made(1, 4), made(2, 2))).verdict == "equivalent"
-    assert codes(judge(Case(made(1, 4), made(2, 2, wrong=2.0)))) == ["loss-report"]
+    assert judge(case_of(made(1, 4), made(2, 2))).verdict == "equivalent"
+    assert codes(judge(case_of(made(1, 4), made(2, 2, wrong=2.0)))) == ["loss-report"]
 
 
 def test_of_a_metric_that_counts_all_batches_the_last_result_is_compared(folder: Folder) -> None:
@@ -97,8 +95,8 @@ def test_of_a_metric_that_counts_all_batches_the_last_result_is_compared(folder:
 
         return run(folder, replicas, batches, reports=reports)
 
-    assert judge(Case(made(1, 4), made(2, 2))).verdict == "equivalent"
-    assert codes(judge(Case(made(1, 4), made(2, 2, last=0.9)))) == ["metric-aggregation"]
+    assert judge(case_of(made(1, 4), made(2, 2))).verdict == "equivalent"
+    assert codes(judge(case_of(made(1, 4), made(2, 2, last=0.9)))) == ["metric-aggregation"]
 
 
 def test_means_that_are_added_up_and_not_divided_are_accumulation(folder: Folder) -> None:

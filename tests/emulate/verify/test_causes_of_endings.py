@@ -13,17 +13,16 @@ import pytest
 from emulate.cluster import HostOutcome
 from emulate.progress import Silent
 from emulate.topology import Topology
-from emulate.verify.case import Case
 from emulate.verify.causes.cause import plain_text, read_text
 from emulate.verify.causes.endings import LIMITS
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.processes import RunWatch
 from emulate.verify.result import Outcome, RunResult
-from tests.emulate.verify.cases import Folder, codes
+from tests.emulate.verify.cases import Folder, case_of, codes
 
 
 def ended(folder: Folder, topology: str = "2x1", **outcome: Any) -> Judgement:
-    return judge(Case(folder.made().with_nothing(), folder.made(topology).with_nothing(), outcome=Outcome(**outcome)))
+    return judge(case_of(folder.made().with_nothing(), folder.made(topology).with_nothing(), outcome=Outcome(**outcome)))
 
 
 @pytest.mark.parametrize("code", ["host-exited", "unequal-steps", "collective-mismatch"])

@@ -10,9 +10,8 @@ import pytest
 from emulate.trace import Facts, Trace
 from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.repeats import Rerun
 from emulate.verify.result import Outcome, RunResult
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, Rerun, case_of, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array, Problem
@@ -40,7 +39,7 @@ def one_number(folder: Folder, topology: str, local: float, switched: float | No
         return loop(made, step, weights=1)
 
     again = None if switched is None else Rerun(trained("1x1", 1.0), trained(topology, switched))
-    return Case(
+    return case_of(
         trained("1x1", 1.0), trained(topology, local), rerun=lambda *asked: again if asked[-1] == "no-clipping" else None
     )
 
@@ -64,7 +63,7 @@ def test_equal_gradients_of_equal_rows_are_not_taken_for_sums(folder: Folder) ->
 
         return loop(folder.made(shape), step, weights=9)
 
-    assert codes(judge(Case(trained("1x1"), trained("1x2")))) == ["loss-scaling"]
+    assert codes(judge(case_of(trained("1x1"), trained("1x2")))) == ["loss-scaling"]
 
 
 def test_a_model_of_one_number_with_another_factor_is_unexplained(folder: Folder) -> None:
@@ -89,7 +88,7 @@ def test_a_metric_that_differs_alone_is_none_of_a_clipping_that_the_step_has(fol
         return report
 
     one, four = loop(folder.made(), reporting(right_reference, 0.4)), loop(folder.made("1x4"), reporting(right_topology, 0.3))
-    found = judge(Case(one, four, rerun=lambda *asked: Rerun(one, four)))
+    found = judge(case_of(one, four, rerun=lambda *asked: Rerun(one, four)))
     assert codes(found) == ["metric-aggregation"]
 
 
@@ -131,7 +130,7 @@ def test_what_each_host_learns_by_itself_before_the_steps_is_told_of_all_that_fo
         return made.trace()
 
     reference = started("1x1", [0.5], LOCALS[0].sum(axis=0))
-    found = judge(Case(reference, started("2x1", [0.25, 0.75], LOCALS[1].sum(axis=0))))
+    found = judge(case_of(reference, started("2x1", [0.25, 0.75], LOCALS[1].sum(axis=0))))
     assert codes(found) == ["initial-weights"]
     assert "The hosts start with different values of mean" in found.causes[0].summary
     assert "is not the same on all hosts" in found.causes[0].evidence
@@ -180,7 +179,7 @@ def test_a_loss_of_weights_that_the_step_itself_assigns_is_their_consequence(
 
     run = folder.made("1x4")
     run.event({"event": "lines", "function": "step", "stages": {"gradient": [], "assigned": [record]}})
-    found = judge(Case(loop(folder.made(), reference), loop(run, topology)))
+    found = judge(case_of(loop(folder.made(), reference), loop(run, topology)))
     assert codes(found) == ["replicas-disagree", *also]
 
 
@@ -202,9 +201,9 @@ def test_a_replica_with_a_learning_rate_of_its_own_is_told_by_the_factor_of_its_
 def test_a_program_that_stops_earlier_by_its_own_draws_lacks_no_examples(folder: Folder) -> None:
     one, four = loop(folder.made(), right_reference), loop(folder.made("1x4"), right_topology)
     own = loop(folder.made("1x4"), right_topology, steps=2)
-    (ledger,) = Case(one, four, untouched=own).ledgers.values()
+    (ledger,) = case_of(one, four, untouched=own).ledgers.values()
     assert (len(ledger.topology), ledger.samples.missing) == (3, 0)
-    (ledger,) = Case(one, own, untouched=own).ledgers.values()
+    (ledger,) = case_of(one, own, untouched=own).ledgers.values()
     assert len(ledger.topology) == 2
 
 
@@ -255,7 +254,7 @@ def batchnorm(folder: Folder, switched: Any, allow: list[str]) -> Judgement:
 
     made = folder.made("1x4")
     made.event({"event": "program", "batchnorm": ["moving_mean"]})
-    case = Case(loop(folder.made(), reference), loop(made, unsynchronized), rerun=rerun)
+    case = case_of(loop(folder.made(), reference), loop(made, unsynchronized), rerun=rerun)
     return judge(case, allow)
 
 
@@ -301,7 +300,7 @@ def test_an_optimizer_that_is_told_of_the_sum_does_not_add_it_up_again(folder: F
 
     made = folder.made("1x4")
     made.event({"event": "program", "optimizers": {"sgd": {"aggregation": "skipped"}}})
-    assert judge(Case(loop(folder.made(), right_reference), loop(made, topology))).verdict == "equivalent"
+    assert judge(case_of(loop(folder.made(), right_reference), loop(made, topology))).verdict == "equivalent"
 
 
 def test_a_loop_that_adds_up_means_by_itself_is_loss_scaling(folder: Folder) -> None:
@@ -361,7 +360,7 @@ def test_draws_that_are_the_same_because_hosts_were_seeded_for_the_comparison_ar
         for draws in (["mask"], [] if not alike else ["mask"])
     )
     own = RunResult("own seeds", with_others.topology, with_others)
-    found = judge(Case(loop(folder.made(), right_reference), with_draws, own_seeds=lambda: own))
+    found = judge(case_of(loop(folder.made(), right_reference), with_draws, own_seeds=lambda: own))
     assert codes(found) == (["identical-dropout"] if alike else [])
 
 
@@ -382,7 +381,7 @@ def test_hosts_that_draw_alike_for_replicas_that_do_not_are_found_out_too(
         made.initial({"w": np.ones(128, "f4")}, replica=r, host=r // 2)
     for k in range(3):
         topology(made, k)
-    found = judge(Case(loop(folder.made(), right_reference), made.trace()))
+    found = judge(case_of(loop(folder.made(), right_reference), made.trace()))
     assert codes(found) == expected
     assert all("all 2 hosts drew" in cause.evidence for cause in found.causes)
 
@@ -404,7 +403,7 @@ def test_replicas_whose_shards_are_as_large_are_found_to_draw_alike_beside_one_t
 def test_a_strategy_with_fewer_replicas_than_devices_is_missing_some(folder: Folder) -> None:
     reference = loop(folder.made(), right_reference)
     topology = loop(folder.made("1x4"), right_reference, replicas=2)
-    found = judge(Case(reference, topology))
+    found = judge(case_of(reference, topology))
     assert codes(found)[0] == "replicas-missing"
     assert "2 of 4 devices train" in found.causes[0].summary
     assert "`MirroredStrategy()` without a list of devices" in found.causes[0].fix
@@ -413,7 +412,7 @@ def test_a_strategy_with_fewer_replicas_than_devices_is_missing_some(folder: Fol
 def test_what_hides_the_devices_that_are_missing_is_told_in_the_cure(folder: Folder) -> None:
     topology = loop(folder.made("1x4"), right_reference, replicas=2)
     hides = "the program sets CUDA_VISIBLE_DEVICES='0,1': 2 of this host's 4 GPUs are visible to it"
-    found = judge(Case(loop(folder.made(), right_reference), topology, outcome=Outcome(hides=hides)))
+    found = judge(case_of(loop(folder.made(), right_reference), topology, outcome=Outcome(hides=hides)))
     assert found.causes[0].fix.startswith("Let the program see all GPUs")
     assert found.causes[0].evidence.endswith(f"the program hides GPUs ({hides})")
 
@@ -424,7 +423,7 @@ def test_what_hides_the_devices_that_are_missing_is_told_in_the_cure(folder: Fol
 )
 def test_a_program_without_a_strategy_is_told_to_make_one(folder: Folder, topology: str, cure: str) -> None:
     there = loop(folder.made(topology), right_reference, replicas=1, strategy="_DefaultDistributionStrategy")
-    found = judge(Case(loop(folder.made(), right_reference), there))
+    found = judge(case_of(loop(folder.made(), right_reference), there))
     assert (found.verdict, codes(found)) == ("divergent", ["replicas-missing"])
     assert cure in found.causes[0].fix
 
@@ -435,7 +434,7 @@ def test_a_strategy_for_one_host_on_two_trains_two_models(folder: Folder) -> Non
         made.event({"event": "strategy", "name": "MirroredStrategy", "replicas": 1, "local": 1}, host)
         made.initial({"w": np.ones(128, "f4")}, host=host)
         made.step(0, {"w": LOCALS[0, 0]}, {"w": weights_after(0)}, host=host, rows=ROWS[:8], objective=1.0)
-    found = judge(Case(loop(folder.made(), right_reference), made.trace()))
+    found = judge(case_of(loop(folder.made(), right_reference), made.trace()))
     assert codes(found) == ["replicas-missing"]
     assert "Each of the 2 hosts trains its own model" in found.causes[0].summary
 
@@ -446,7 +445,7 @@ def test_replicas_that_start_apart_are_initial_weights(folder: Folder) -> None:
         made.initial({"w": np.full(128, replica, "f4")}, replica=replica)
     for k in range(3):
         right_topology(made, k)
-    found = judge(Case(loop(folder.made(), right_reference), made.trace()))
+    found = judge(case_of(loop(folder.made(), right_reference), made.trace()))
     assert codes(found) == ["initial-weights"]
 
 
@@ -456,7 +455,7 @@ def test_a_run_that_starts_from_other_weights_is_initial_weights(folder: Folder)
         made.initial({"w": np.full(128, 7, "f4")}, replica=replica)
     for k in range(3):
         right_topology(made, k)
-    found = judge(Case(loop(folder.made(), right_reference), made.trace()))
+    found = judge(case_of(loop(folder.made(), right_reference), made.trace()))
     assert codes(found) == ["initial-weights"]
     assert found.first_divergence is not None
     assert found.first_divergence.kind == "initial-weight"
@@ -520,7 +519,7 @@ def test_batches_that_are_larger_and_in_another_order_are_not_called_reordered(f
             made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, replica=r, rows=rows, objective=0.5)
 
     one, two = loop(folder.made(), reference, steps=6), loop(folder.made("1x2"), topology, steps=6)
-    found = judge(Case(one, two))
+    found = judge(case_of(one, two))
     assert codes(found) == ["batch-size"]
     assert "2x as many examples" in found.causes[0].summary
     assert "get_per_replica_batch_size" in found.causes[0].fix
@@ -535,7 +534,7 @@ def test_a_batch_that_is_divided_before_the_strategy_divides_it_is_no_loss_of_ro
             rows = ROWS[4 * k + 2 * r : 4 * k + 2 * r + 2]
             made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, replica=r, rows=rows, objective=0.5)
 
-    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x2"), topology)))
+    found = judge(case_of(loop(folder.made(), reference), loop(folder.made("1x2"), topology)))
     assert codes(found) == ["batch-size"]
     assert found.causes[0].summary == (
         "A step has 1/2 of the examples of one device's batch, and an epoch has 2x as many steps."
@@ -602,7 +601,7 @@ def test_a_report_that_is_lost_takes_nothing_of_the_training_with_it(folder: Fol
         made.step(k, {"w": gradient}, {"w": weights_after(k)}, rows=ROWS[8 * k : 8 * k + 8], objective=1.0)
         made.report("loss", "test/reduce", k, 0.5)
 
-    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x4"), topology)))
+    found = judge(case_of(loop(folder.made(), reference), loop(folder.made("1x4"), topology)))
     assert (codes(found), found.not_compared) == (["nan"], ())
     assert "examples per replica" not in found.causes[0].evidence  # those of the step are not those of the evaluation
 
@@ -621,7 +620,7 @@ def test_a_report_that_an_evaluation_without_rows_loses_is_an_empty_shard(folder
         made.event({"event": "evaluation", "replica": 0, "rows": ROWS[:3]})
         made.report("loss", "test/reduce", k, 0.5)
 
-    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x4"), topology)))
+    found = judge(case_of(loop(folder.made(), reference), loop(folder.made("1x4"), topology)))
     assert codes(found) == ["empty-shard"]
     assert found.causes[0].summary.startswith("In an evaluation replica 3 has no examples. Dividing by zero")
     assert "divide once, after the last batch" in found.causes[0].fix
@@ -631,7 +630,7 @@ def test_nothing_is_called_equivalent_without_its_rows(folder: Folder) -> None:
     def without(made: Made, k: int) -> None:
         made.step(k, {"w": LOCALS[k].sum(axis=0)}, {"w": weights_after(k)}, objective=1.0)
 
-    found = judge(Case(loop(folder.made(), without), loop(folder.made("1x1"), without)))
+    found = judge(case_of(loop(folder.made(), without), loop(folder.made("1x1"), without)))
     assert found.verdict == "unverified"
     assert len(found.not_compared) == 1
     assert "data: gpudist could not see the batch" in found.not_compared[0]
@@ -658,7 +657,7 @@ def test_a_metric_that_keras_averages_within_an_epoch_alone_is_advice(
 
     one = loop(folder.made(), reporting(right_reference, 0.4, None if epoch is None else 0.5))
     four = loop(folder.made("1x4"), reporting(right_topology, 0.3, epoch))
-    found = judge(Case(one, four))
+    found = judge(case_of(one, four))
     assert (found.verdict, codes(found)) == (verdict, ["metric-aggregation"])
     assert found.causes[0].advice == (verdict == "equivalent")
     assert found.worst is not None
@@ -682,7 +681,7 @@ def test_a_loss_that_keras_averages_within_an_epoch_alone_is_advice_and_one_divi
         return report
 
     one, four = loop(folder.made(), reporting(right_reference, (0.4, 0.4, 0.4), 0.5)), folder.made("1x4")
-    found = judge(Case(one, loop(four, reporting(right_topology, within, epoch))))
+    found = judge(case_of(one, loop(four, reporting(right_topology, within, epoch))))
     assert (found.verdict, codes(found)) == (verdict, ["loss-report"])
     assert found.causes[0].advice == (verdict == "equivalent")
     assert found.causes[0].advice or "Return the loss of all replicas from `train_step`" in found.causes[0].fix
@@ -697,7 +696,9 @@ def test_what_is_reported_now_and_then_is_told_by_its_number_and_the_step_before
 
         return report
 
-    case = Case(loop(folder.made(), reporting(right_reference, 0.3)), loop(folder.made("1x4"), reporting(right_topology, 0.7)))
+    case = case_of(
+        loop(folder.made(), reporting(right_reference, 0.3)), loop(folder.made("1x4"), reporting(right_topology, 0.7))
+    )
     found = judge(case)
     assert codes(found) == ["loss-report"]
     assert found.first_divergence is not None
@@ -725,7 +726,7 @@ def test_a_wrong_loss_is_seen_where_the_gradients_are_rounding_alone(folder: Fol
         return loop(made, step, weights=64)
 
     noise = [deep(folder.made(), 1, seed) for seed in (1, 2, 3)]
-    found = judge(Case(deep(folder.made(), 1, 0), deep(folder.made("1x2"), 2, 4, factor), noise=noise))
+    found = judge(case_of(deep(folder.made(), 1, 0), deep(folder.made("1x2"), 2, 4, factor), noise=noise))
     assert any("rounding errors are amplified" in note for note in found.notes)
     assert codes(found) == (["loss-scaling"] if factor == 2 else [])
     if factor == 2:
@@ -745,7 +746,7 @@ def test_an_update_after_fewer_of_the_same_batches_is_accumulation_and_no_smalle
             rows = ROWS[4 * k + 2 * r : 4 * k + 2 * r + 2]
             made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, replica=r, rows=rows, objective=0.5)
 
-    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x2"), topology)))
+    found = judge(case_of(loop(folder.made(), reference), loop(folder.made("1x2"), topology)))
     assert codes(found) == ["accumulation"]
     assert found.causes[0].summary == (
         "An update is made after 1 batch on 2 replicas, and after 2 on one device. Each batch is the same."

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from emulate.verify import causes
-from emulate.verify.case import Case
 from emulate.verify.judge import _UNEVEN_TOO, judge
-from tests.emulate.verify.cases import Folder, codes
+from tests.emulate.verify.cases import Folder, case_of, codes
 from tests.emulate.verify.simulation import Adam, Array, Problem, Sgd, Weights, clipped
 
 UNEVEN: dict[str, Any] = {"num_rows": 166, "steps": 4}
@@ -85,7 +84,7 @@ def test_gradients_summed_by_the_program_and_the_optimizer_are_double_all_reduce
         }
         for replica, one in step.items():
             made.step(k, whole, weights, replica=replica, rows=one.rows, objective=one.objective)
-    found = judge(Case(case.reference, made.trace(), case.noise))
+    found = judge(case_of(case.reference, made.trace(), folder.noise(right)))
     assert codes(found) == ["double-all-reduce"]
     assert said in found.causes[0].summary
 

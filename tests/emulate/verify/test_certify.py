@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.certify import Evidence, certify
 from emulate.verify.compare import compare
 from emulate.verify.verdict import Finding, Run
 from gpudist_core.certificates import Certificate, examples_of
-from tests.emulate.verify.cases import Folder, loop
+from tests.emulate.verify.cases import Folder, case_of, loop
 from tests.emulate.verify.made_traces import Made
 
 LOCALS = np.random.default_rng(0).normal(size=(3, 2, 128)).astype("f4")
@@ -52,7 +51,7 @@ def trace(folder: Folder, topology: str, scale: float = 1.0, unit: float = 2.0**
 
 
 def test_a_replica_without_examples_is_part_of_the_batch(folder: Folder, tmp_path: Path) -> None:
-    case = Case(trace(folder, "1x1"), trace(folder, "1x2"), [trace(folder, "1x1", seed=1)])
+    case = case_of(trace(folder, "1x1"), trace(folder, "1x2"), [trace(folder, "1x1", seed=1)])
     note = certify(Evidence(case, case.topology), Run("1x2", "equivalent"), tmp_path / "train.npz")
     assert "the examples" not in note
     written = Certificate.read(tmp_path / "train.npz")
@@ -61,7 +60,7 @@ def test_a_replica_without_examples_is_part_of_the_batch(folder: Folder, tmp_pat
 
 def test_16_bits_have_the_noise_that_was_measured(folder: Folder, tmp_path: Path) -> None:
     reference, topology = (trace(folder, place, unit=IN_16_BITS) for place in ("1x1", "1x2"))
-    case = Case(reference, topology, [trace(folder, "1x1", unit=IN_16_BITS, seed=1)])
+    case = case_of(reference, topology, [trace(folder, "1x1", unit=IN_16_BITS, seed=1)])
     note = certify(Evidence(case, case.topology), Run("1x2", "equivalent"), tmp_path / "train.npz")
     assert "It does not cover the gradient of b in step 0, 1, 2 (rounding alone may change it by more than 5%)" in note
     written = Certificate.read(tmp_path / "train.npz")
@@ -75,8 +74,8 @@ def test_batchnorm_has_the_noise_of_runs_that_normalize_alike(
 ) -> None:
     whole, topology = trace(folder, "1x1", scale=1.3), trace(folder, "1x2")
     by_share: Any = compare(trace(folder, "1x1", seed=2), topology, [trace(folder, "1x1", seed=1)])
-    case = Case(whole, topology)
-    monkeypatch.setattr(case, "normalized_alike", lambda: ("batchnorm-by-share", by_share))
+    case = case_of(whole, topology)
+    monkeypatch.setattr(case, "normalize_alike", lambda: ("batchnorm-by-share", by_share))
     cause = Finding("batchnorm-local-statistics", "", "", "", by_design=True, allowed=allowed)
     run = Run("1x2", "equivalent" if allowed else "by-design", causes=(cause,))
     assert "the gradient of b in step 0, 1, 2" in certify(Evidence(case, topology), run, tmp_path / "train.npz")
@@ -85,6 +84,6 @@ def test_batchnorm_has_the_noise_of_runs_that_normalize_alike(
 
 
 def test_without_two_runs_that_differ_by_rounding_there_is_no_certificate(folder: Folder, tmp_path: Path) -> None:
-    case = Case(trace(folder, "1x1"), trace(folder, "1x2"))
+    case = case_of(trace(folder, "1x1"), trace(folder, "1x2"))
     note = certify(Evidence(case, case.topology), Run("1x2", "by-design"), tmp_path / "train.npz")
     assert note == "No certificate was written: no two runs show what rounding alone makes of its gradients."

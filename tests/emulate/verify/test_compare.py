@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 
 from emulate.trace import StoredArray, Trace
 from emulate.verify.arithmetic import explain
-from emulate.verify.case import Case
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.compared_runs import Rounding, computed_in, unit_of
 from emulate.verify.gradients import aligned
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
-from emulate.verify.repeats import Rerun, compare_confirmed
+from emulate.verify.recorded import CONFIRMING_RUNS, RunPair
+from tests.emulate.verify.cases import FakeLab, Rerun, case_of
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Adam, Array, Problem, Sgd, train
 
@@ -306,8 +307,8 @@ def test_weights_made_of_gradients_that_cancel_are_judged_by_runs_that_were_roun
     confirmed = compare(reference, ours, confirmation=[one_step(tmp_path / "c", [1, 2e-9], [1, 2e-4])])
     assert not confirmed.exceeding
     assert "gradients that cancel over the batch" in confirmed.notes[-1]
-    case = Case(reference, ours, confirm=lambda: [one_step(tmp_path / "d", [1, 2e-9], [1, 2e-4])])
-    assert case.comparison.is_equivalent
+    case = case_of(reference, ours, confirm=lambda: [one_step(tmp_path / "d", [1, 2e-9], [1, 2e-4])])
+    assert case.compare().is_equivalent
 
 
 def test_gradients_that_cancel_are_looked_at_once_more_where_a_suspect_is_switched_off(tmp_path: Path) -> None:
@@ -362,6 +363,18 @@ def test_a_factor_is_seen_beside_a_first_gradient_that_cancels_within_rows(
     assert [fit.scale for fit in fits if fit.step == 0] == pytest.approx(scales)
 
 
+class Counting(FakeLab):
+    """Keeps how many runs with a larger perturbation were asked for, each time."""
+
+    def __init__(self, *noise: Any, **options: Any) -> None:
+        super().__init__(*noise, **options)
+        self.confirmed: list[int] = []
+
+    def confirm(self, pair: RunPair, number: int = CONFIRMING_RUNS) -> Sequence[Trace]:
+        self.confirmed.append(number)
+        return super().confirm(pair, number)
+
+
 def test_a_factor_that_comes_after_a_unit_on_the_other_side_of_its_kink_is_found_with_one_larger_perturbation(
     tmp_path: Path,
 ) -> None:
@@ -381,22 +394,10 @@ def test_a_factor_that_comes_after_a_unit_on_the_other_side_of_its_kink_is_found
                 run.step(k, {"w": (own / replicas).astype("f4")}, {"w": weights[k]}, replica=replica)
         return run.trace()
 
-    asked: list[int] = []
     confirming = made("confirming", fallen=True, follows=True)
-
-    class Confirming(list[Trace]):
-        def __getitem__(self, index: Any) -> Any:
-            asked.append(1)
-            return super().__getitem__(index)
-
-    found = compare_confirmed(
-        made("reference", fallen=False, follows=True),
-        made("topology", fallen=True, factor=4.0),
-        [made("noise", fallen=False, follows=True)],
-        lambda: Confirming([confirming, confirming]),
-        None,
-        kinks=True,
-    )
+    lab = Counting([made("noise", fallen=False, follows=True)], confirm=lambda: [confirming, confirming])
+    reference, topology = made("reference", fallen=False, follows=True), made("topology", fallen=True, factor=4.0)
+    found = lab.compare(RunPair(reference, topology), kinks=True)
     assert found.first is not None
-    assert (found.first.step, len(asked)) == (5, 1)
+    assert (found.first.step, lab.confirmed) == (5, [1])
     assert [(fit.step, round(fit.scale, 3)) for fit in explain(found).fits] == [(5, 4.0), (6, 4.0), (7, 4.0)]

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from emulate.report import page
-from emulate.verify.case import Case
 from emulate.verify.judge import judge
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made
 
@@ -53,7 +52,7 @@ def test_what_a_program_makes_of_its_weights_in_the_end_is_compared(
     folder: Folder, theirs: float | None, ours: float | None, said: str | None
 ) -> None:
     reference = loop(folder.made(), _leaves(theirs, right_reference))
-    found = judge(Case(reference, loop(folder.made("1x4"), _leaves(ours, right_topology))))
+    found = judge(case_of(reference, loop(folder.made("1x4"), _leaves(ours, right_topology))))
     assert found.not_compared == ()
     assert [(cause.code, cause.summary) for cause in found.causes] == ([("final-weights", said)] if said else [])
     if said is not None:
@@ -68,7 +67,7 @@ def test_what_one_device_made_in_the_end_is_told_of_the_run_that_went_to_its_end
     led = folder.made()
     led.event({"event": "program", "follows": True})
     found = judge(
-        Case(loop(led, right_reference), loop(folder.made("1x4"), _leaves(1.0, right_topology)), plain=own, source=own)
+        case_of(loop(led, right_reference), loop(folder.made("1x4"), _leaves(1.0, right_topology)), plain=own, source=own)
     )
     said = "After the last step the program replaces w by other values than on one device: it is 2x that."
     assert [(cause.code, cause.summary) for cause in found.causes] == [("final-weights", said)]
@@ -84,7 +83,7 @@ def test_weights_that_are_wrong_in_the_steps_explain_those_in_the_end(folder: Fo
             made.left({"w": 0.5 * (1 + 4 * (weights_after(k) - 1))})
 
     reference = loop(folder.made(), _leaves(0.5, right_reference))
-    found = judge(Case(reference, loop(folder.made("1x4"), topology)))
+    found = judge(case_of(reference, loop(folder.made("1x4"), topology)))
     assert codes(found) == ["loss-scaling"]
 
 
@@ -119,6 +118,6 @@ def test_what_hosts_put_in_the_place_of_their_weights_is_compared_with_each_othe
             made.left({} if end is None else {"w": end * weights_after(k)}, replica=r, host=r // 2)
 
     reference = loop(folder.made(), _leaves(0.5, right_reference))
-    found = judge(Case(reference, loop(folder.made("2x2"), topology, replicas=4)))
+    found = judge(case_of(reference, loop(folder.made("2x2"), topology, replicas=4)))
     assert codes(found) == expected
     assert found.not_compared == said

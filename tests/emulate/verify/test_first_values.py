@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import judge
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.hand_made import right_reference, right_topology
 from tests.emulate.verify.made_traces import Made
 
@@ -40,7 +39,7 @@ def test_a_variable_that_comes_after_steps_may_differ_as_the_noise_runs_do_and_n
     folder: Folder, first: float, late: bool, expected: list[str]
 ) -> None:
     noise = [_trained(folder, "1x1", value, late=late) for value in (0.99, 1.01, 1.0)]
-    found = judge(Case(_trained(folder, "1x1", 1.0, late=late), _trained(folder, "1x4", first, late=late), noise))
+    found = judge(case_of(_trained(folder, "1x1", 1.0, late=late), _trained(folder, "1x4", first, late=late), noise))
     assert codes(found) == expected
     if expected:
         assert found.first_divergence is not None

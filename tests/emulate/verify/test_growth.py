@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.fallbacks import note_of_more_examples
+from emulate.verify.references import note_of_more_examples
 from tests.emulate.verify.cases import Folder
 
 ROWS = [f"row-{k}" for k in range(64)]

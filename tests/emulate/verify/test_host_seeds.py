@@ -18,11 +18,10 @@ from emulate.recorder import HostTrace
 from emulate.recorder.rng_streams import Streams
 from emulate.topology import Topology
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.host import Seeding, seed_of_host
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.result import RunResult
-from tests.emulate.verify.cases import Folder, codes
+from tests.emulate.verify.cases import Folder, case_of, codes
 
 HOSTS, STEPS, EACH = 2, 12, 4
 ROWS = [f"row-{k}" for k in range(200)]
@@ -64,7 +63,7 @@ def trained(
 
 def judged(folder: Folder, own: Trace | None, status: str = "ok", failure: str | None = None) -> Judgement:
     run = RunResult("2x1 own seeds", Topology(2, 1), own, status=status, failure=failure)
-    return judge(Case(trained(folder, None), trained(folder, fixed), own_seeds=lambda: run))
+    return judge(case_of(trained(folder, None), trained(folder, fixed), own_seeds=lambda: run))
 
 
 def test_shares_that_follow_the_seed_of_each_host_are_unseeded_hosts(folder: Folder) -> None:
@@ -127,7 +126,7 @@ def hashed(
 ) -> Judgement:
     run = RunResult("2x1 own hashes", Topology(2, 1), own, status=status, failure=failure)
     topology = trained(folder, fixed, told=ended if whole else lambda _: ())
-    return judge(Case(trained(folder, None), topology, own_hashes=lambda: run, hash_places=["train.py, line 9"]), allow)
+    return judge(case_of(trained(folder, None), topology, own_hashes=lambda: run, hash_places=["train.py, line 9"]), allow)
 
 
 def test_shares_that_follow_the_order_of_a_set_are_hash_order(folder: Folder) -> None:
@@ -164,7 +163,7 @@ def numbered(folder: Folder, labels: Sequence[Sequence[int]], others: Sequence[S
 
     own = RunResult("2x1 own hashes", Topology(2, 1), trained(folder, renumbered, inputs=of(1000, others)))
     topology = trained(folder, fixed, inputs=of(0, labels))
-    return judge(Case(trained(folder, None), topology, own_hashes=lambda: own, hash_places=["train.py, line 9"]))
+    return judge(case_of(trained(folder, None), topology, own_hashes=lambda: own, hash_places=["train.py, line 9"]))
 
 
 def test_labels_that_stay_where_the_numbers_of_words_do_not_are_hash_order_though_some_steps_have_one_label_only(
@@ -208,7 +207,7 @@ def test_a_program_that_fails_under_other_hashes_is_told_with_its_error(folder: 
 def listed(folder: Folder, own: Trace | None, status: str = "ok", failure: str | None = None) -> Judgement:
     run = RunResult("2x1 own listing", Topology(2, 1), own, status=status, failure=failure)
     topology = trained(folder, fixed)
-    return judge(Case(trained(folder, None), topology, own_listing=lambda: run, listing_places=["train.py, line 9"]))
+    return judge(case_of(trained(folder, None), topology, own_listing=lambda: run, listing_places=["train.py, line 9"]))
 
 
 def test_shares_that_follow_the_order_of_a_folder_are_file_order(folder: Folder) -> None:
@@ -290,21 +289,21 @@ def disturbed(host: int) -> Sequence[str]:
 
 
 def codes_of(folder: Folder, shares: Shares, told: Callable[[int], Sequence[dict[str, Any]]]) -> list[str]:
-    return codes(judge(Case(trained(folder, None), trained(folder, shares, told=told))))
+    return codes(judge(case_of(trained(folder, None), trained(folder, shares, told=told))))
 
 
 def test_hosts_that_draw_the_same_numbers_for_different_rows_augment_alike(folder: Folder) -> None:
-    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=streams)))
+    found = judge(case_of(trained(folder, None), trained(folder, disturbed, told=streams)))
     assert (found.verdict, codes(found)) == ("divergent", ["identical-augmentation"])
     assert found.causes[0].evidence == (
         "numpy.random.default_rng, train.py:7 has the same seed on all 2 hosts and advanced in 11 of 11 steps; the hosts take "
         "different examples, and 96 of 96 have contents that one device never had"
     )
     building = partial(streams, moved=0, builds=True)
-    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=building)))
+    found = judge(case_of(trained(folder, None), trained(folder, disturbed, told=building)))
     assert codes(found) == ["identical-augmentation"]
     assert "has the same seed on all 2 hosts and draws while each of them makes its dataset" in found.causes[0].evidence
-    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=drawing)))
+    found = judge(case_of(trained(folder, None), trained(folder, disturbed, told=drawing)))
     assert codes(found) == ["identical-augmentation"]
     assert found.causes[0].evidence.startswith("map(noise) draws with the seeds (3, 8) on all 2 hosts; ")
 
@@ -314,7 +313,7 @@ def test_hosts_that_draw_by_the_place_in_their_share_augment_alike(folder: Folde
         stage = {"stage": "map(noise)", "seeds": [], "function": other if host else "f"}
         return [{"event": "program", "drawing": [stage]}]
 
-    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=pure)))
+    found = judge(case_of(trained(folder, None), trained(folder, disturbed, told=pure)))
     assert codes(found) == ["identical-augmentation"]
     assert "map(noise) draws by the position in the host's share" in found.causes[0].evidence
     assert codes_of(folder, disturbed, lambda host: pure(host, "another")) == ["unexplained"]

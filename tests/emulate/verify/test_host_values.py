@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from tests.emulate.verify.cases import Folder, codes
+from tests.emulate.verify.cases import Folder, case_of, codes
 from tests.emulate.verify.simulation import Problem, train
 
 RIGHT = Problem(steps=3, l2=1e-3)
@@ -27,7 +26,7 @@ def judged(folder: Folder, *held: Held, wrong: Problem = WRONG) -> Judgement:
     for host, values in enumerate(held):
         facts: dict[str, Any] = {"optimizers": {}, "regularized": ["embedding"], "held": values}
         made.event({"event": "program", **facts}, host)
-    return judge(Case(folder.trained(RIGHT), train(wrong, made, 4).trace(), folder.noise(RIGHT)))
+    return judge(case_of(folder.trained(RIGHT), train(wrong, made, 4).trace(), folder.noise(RIGHT)))
 
 
 def test_numbers_that_are_others_on_each_host_are_told_with_their_line_and_both_values(folder: Folder) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def entry(line: int, *roles: str, near: int = 0, called: bool = False, file: str
 
 
 @pytest.fixture
-def case(folder: Folder) -> Any:
+def lines(folder: Folder) -> ProgramLines:
     made_trace = folder.made("1x2")
     loss = [entry(9, "scale", near=1, called=True), entry(7, "mean", near=2), entry(8, "mean", "scale", near=1)]
     stages = {"loss": loss, "update": [entry(12, "apply")]}
@@ -42,22 +41,22 @@ def case(folder: Folder) -> Any:
     for kind, line in (("batch", 3), ("shuffle", 4), ("shuffle", 5)):
         about = {"kind": kind, "in_step": False, "seeded": line == 4}
         made_trace.event({"event": "made", **about, "line": {"file": "/away/data.py", "line": line, "text": kind}})
-    return SimpleNamespace(lines=ProgramLines(made_trace.trace()), outcome=Outcome())
+    return ProgramLines(made_trace.trace())
 
 
-def found(case: Any, *blame: Blame) -> tuple[str | None, list[int]]:
-    stage, locations = locate(blame, case)
+def found(lines: ProgramLines, *blame: Blame) -> tuple[str | None, list[int]]:
+    stage, locations = locate(blame, lines)
     return stage, [one.line for one in locations]
 
 
-def test_the_nearest_operation_of_the_first_role_comes_first(case: Any) -> None:
-    assert found(case, operations("loss", "mean", "scale")) == ("loss", [8, 7])
-    assert found(case, operations("loss", "scale")) == ("loss", [8])
+def test_the_nearest_operation_of_the_first_role_comes_first(lines: ProgramLines) -> None:
+    assert found(lines, operations("loss", "mean", "scale")) == ("loss", [8, 7])
+    assert found(lines, operations("loss", "scale")) == ("loss", [8])
 
 
-def test_a_library_s_own_operations_are_blamed_only_where_the_program_has_none(case: Any) -> None:
-    assert found(case, between("loss"))[1][-1] == 9
-    assert found(case, operations("loss", "count", "scale")) == ("loss", [8])
+def test_a_library_s_own_operations_are_blamed_only_where_the_program_has_none(lines: ProgramLines) -> None:
+    assert found(lines, between("loss"))[1][-1] == 9
+    assert found(lines, operations("loss", "count", "scale")) == ("loss", [8])
 
 
 def test_a_seed_that_differs_between_hosts_is_found_by_its_call(folder: Folder) -> None:
@@ -67,18 +66,17 @@ def test_a_seed_that_differs_between_hosts_is_found_by_its_call(folder: Folder) 
         for host, seed in enumerate(of_hosts):
             about = {"kind": "shuffle" if line == 6 else "generator"} | ({} if seed is None else {"seed": seed})
             made_trace.event({"event": "made", **about, "line": {"file": "/away/data.py", "line": line}}, host)
-    trace = made_trace.trace()
-    case = SimpleNamespace(untouched=trace, lines=ProgramLines(trace))
-    assert found(case, seeded_apart("examples", "generator")) == ("examples", [4])
-    assert found(case, seeded_apart("examples", "shuffle", "generator"))[1] == [4, 6]
+    lines = ProgramLines(made_trace.trace())
+    assert found(lines, seeded_apart("examples", "generator")) == ("examples", [4])
+    assert found(lines, seeded_apart("examples", "shuffle", "generator"))[1] == [4, 6]
 
 
-def test_a_function_that_does_not_train_is_not_blamed(case: Any) -> None:
-    assert 99 not in found(case, between("loss"))[1]
+def test_a_function_that_does_not_train_is_not_blamed(lines: ProgramLines) -> None:
+    assert 99 not in found(lines, between("loss"))[1]
 
 
-def test_the_first_query_that_finds_something_tells_the_stage(case: Any) -> None:
-    assert found(case, operations("given", "norm"), made("examples", "batch")) == ("examples", [3])
+def test_the_first_query_that_finds_something_tells_the_stage(lines: ProgramLines) -> None:
+    assert found(lines, operations("given", "norm"), made("examples", "batch")) == ("examples", [3])
 
 
 def test_a_metric_s_own_updates_are_told_from_those_of_others_by_the_names_of_its_variables(folder: Folder) -> None:
@@ -87,40 +85,40 @@ def test_a_metric_s_own_updates_are_told_from_those_of_others_by_the_names_of_it
     updates = [entry(line, "update") | {"name": name} for line, name in of.items()]
     stages = {"update": [entry(12, "apply")], "reported": updates}
     made_trace.event({"event": "lines", "function": "step", "stages": stages})
-    case = SimpleNamespace(lines=ProgramLines(made_trace.trace()), outcome=Outcome())
+    lines = ProgramLines(made_trace.trace())
     everything = operations("reported", "update")
-    assert found(case, updates_of("loss"), everything) == ("reported", [28])
-    assert found(case, updates_of("accuracy"), everything)[1] == [28, 29, 30]
+    assert found(lines, updates_of("loss"), everything) == ("reported", [28])
+    assert found(lines, updates_of("accuracy"), everything)[1] == [28, 29, 30]
 
 
-def test_nothing_found_is_a_stage_without_lines(case: Any) -> None:
-    assert found(case, operations("given", "norm"), made("start", "optimizer")) == ("given", [])
-    assert found(case) == (None, [])
+def test_nothing_found_is_a_stage_without_lines(lines: ProgramLines) -> None:
+    assert found(lines, operations("given", "norm"), made("start", "optimizer")) == ("given", [])
+    assert found(lines) == (None, [])
 
 
-def test_what_is_made_is_asked_for_by_kind_and_by_what_is_known_of_it(case: Any) -> None:
-    assert found(case, made("examples", "shuffle"))[1] == [5, 4]
-    assert found(case, made("examples", "shuffle", seeded=False))[1] == [5]
+def test_what_is_made_is_asked_for_by_kind_and_by_what_is_known_of_it(lines: ProgramLines) -> None:
+    assert found(lines, made("examples", "shuffle"))[1] == [5, 4]
+    assert found(lines, made("examples", "shuffle", seeded=False))[1] == [5]
 
 
-def test_places_that_a_cause_knows_itself_come_first(case: Any) -> None:
-    _, locations = locate([made("examples", "batch")], case, ["data.py, line 8", "unknown.py:3"])
+def test_places_that_a_cause_knows_itself_come_first(lines: ProgramLines) -> None:
+    _, locations = locate([made("examples", "batch")], lines, ["data.py, line 8", "unknown.py:3"])
     assert [(one.file, one.line) for one in locations] == [("/away/data.py", 8)]
 
 
-def test_the_line_of_a_traceback_or_a_stack_is_the_innermost_of_the_user(case: Any, tmp_path: Path) -> None:
+def test_the_line_of_a_traceback_or_a_stack_is_the_innermost_of_the_user(lines: ProgramLines, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("step()\nx = 1\n")
     library = "/usr/lib/python3/dist-packages/keras/src/trainer.py"
     text = f'  File "{script}", line 1, in <module>\n  File "{library}", line 5, in fit\n'
-    case.outcome = Outcome(failure=f"Traceback (most recent call last):\n{text}ValueError: no", stacks={1: text})
+    lines.outcome = Outcome(failure=f"Traceback (most recent call last):\n{text}ValueError: no", stacks={1: text})
     expected = ("ending", (Location(str(script), 1, "step()"),))
-    assert locate([raised()], case) == expected
-    assert locate([stuck()], case) == expected
+    assert locate([raised()], lines) == expected
+    assert locate([stuck()], lines) == expected
     quoting = f'Traceback (most recent call last):\n{text}Error: defined at\n  File "{script}", line 2, in made\n'
-    case.outcome = Outcome(failure=quoting)
-    assert locate([stopped()], case) == expected
-    assert found(case, raised())[1] == [2]
+    lines.outcome = Outcome(failure=quoting)
+    assert locate([stopped()], lines) == expected
+    assert found(lines, raised())[1] == [2]
 
 
 def test_a_finding_has_its_first_line_as_location() -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from tests.emulate.verify.cases import Folder, loop
+from tests.emulate.verify.cases import Folder, case_of, loop
 from tests.emulate.verify.made_traces import Made
 
 
@@ -34,7 +33,7 @@ def judged(
 ) -> Judgement:
     """Judge a run on two replicas: steps are separated by a blank, replicas by a slash."""
     theirs = run(folder, [[step] for step in reference.split()], ended=ended if whole is None else whole)
-    return judge(Case(theirs, run(folder, [step.split("/") for step in topology.split()], ended=ended)), allow)
+    return judge(case_of(theirs, run(folder, [step.split("/") for step in topology.split()], ended=ended)), allow)
 
 
 def causes(judgement: Judgement) -> list[str]:

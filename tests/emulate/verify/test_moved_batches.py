@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
 
 EPOCHS = [0, 1, 2, 3, 2, 0, 3, 1, 1, 3]
@@ -32,7 +31,7 @@ def run(folder: Folder, replicas: int, batches: Sequence[int], *, compiled: bool
 
 
 def judged(folder: Folder, one_device: Sequence[int], batches: Sequence[int], *, compiled: bool = False) -> Judgement:
-    return judge(Case(run(folder, 1, one_device), run(folder, 2, batches, compiled=compiled)))
+    return judge(case_of(run(folder, 1, one_device), run(folder, 2, batches, compiled=compiled)))
 
 
 @pytest.mark.parametrize(("moved", "how"), [(1, "1 batch later"), (2, "2 batches later"), (-1, "1 batch earlier")])
@@ -61,7 +60,7 @@ def test_batches_in_another_order_are_not_only_moved(folder: Folder) -> None:
 
 @pytest.mark.parametrize("batches", [[0, 1, 0, 1], [0, 1, 2, 3]])
 def test_fewer_steps_of_the_same_batches_miss_rows_whether_or_not_they_came_before(folder: Folder, batches: list[int]) -> None:
-    found = judge(Case(run(folder, 1, batches), run(folder, 2, batches[:2], ended=True)))
+    found = judge(case_of(run(folder, 1, batches), run(folder, 2, batches[:2], ended=True)))
     assert codes(found) == ["samples-missing"]
     assert "there are fewer steps" in found.causes[0].fix
     assert found.first_divergence is not None

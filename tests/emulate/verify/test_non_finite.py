@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emulate.verify.case import Case
 from emulate.verify.judge import judge
-from tests.emulate.verify.cases import Folder, loop
+from tests.emulate.verify.cases import Folder, case_of, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, weights_after
 from tests.emulate.verify.made_traces import Made
 
@@ -33,7 +32,7 @@ def test_what_is_not_finite_on_one_device_either_is_not_called_compared(
             loss = float(1 / replicas + nothing)
             made.step(k, {"w": gradient}, {"w": weights_after(k, LOCALS) + nothing}, replica=r, rows=rows, objective=loss)
 
-    found = judge(Case(loop(folder.made("1x1"), step), loop(folder.made("1x4"), step)))
+    found = judge(case_of(loop(folder.made("1x1"), step), loop(folder.made("1x4"), step)))
     assert (found.verdict, found.non_finite_after) == (verdict, after)
     assert [text for text in found.not_compared if "finite" in text] == [f"{k}: not finite, on one device too" for k in missing]
     assert not any(note.startswith("No step changes any weight") for note in found.notes)

@@ -12,12 +12,11 @@ from emulate.recorder import ProbePlan
 from emulate.report.runs import outcome
 from emulate.topology import Topology
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
 from emulate.verify.recovery import Lives, Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import FaultReport
-from tests.emulate.verify.cases import Folder
+from tests.emulate.verify.cases import Folder, case_of
 from tests.emulate.verify.made_traces import Made
 
 FAULTS = tuple(Kill(host=1, step=step) for step in (2, 5, 9))
@@ -87,7 +86,7 @@ def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_anothe
         "in step 5 (counted from 1), received SIGTERM and ended with exit code 0, so gpudist did not restart it, "
         "a different number of steps"
     )
-    (found,) = find_causes(Case(told.without, told.without, recovery=told))
+    (found,) = find_causes(case_of(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
     assert "no restart; sgd made 5 steps in all, 12 without the fault" in found.evidence
     assert found.fix.startswith("Save, and end with another exit code than 0. `gpudist launch --restarts` restarts")
@@ -108,7 +107,7 @@ def test_an_update_that_differs_beside_an_equal_gradient_is_the_optimizers(folde
 
     told = recovery([steps(folder, range(5)), trained(range(4, 12), 0.2)], [1, 1])
     told = Recovery(told.lives, steps(folder, range(12)))
-    (found,) = find_causes(Case(told.without, told.without, recovery=told))
+    (found,) = find_causes(case_of(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
     assert found.fix.startswith("The gradient of that step agrees")
 
@@ -181,7 +180,7 @@ def test_what_a_program_puts_in_the_place_of_its_weights_after_a_restart_is_comp
     told = Recovery(told.lives, ends_with(0.25, trained(range(12))))
     assert (told.other_steps, told.result) == (None, result)
     if result == "different":
-        found = find_causes(Case(told.without, told.without, recovery=told))
+        found = find_causes(case_of(told.without, told.without, recovery=told))
         assert [cause.code for cause in found] == ["recovered-differently"]
         assert "in w at the end, after all 12 steps" in found[0].evidence
         assert "EarlyStopping" in found[0].fix

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from emulate.verify.case import Case
 from emulate.verify.causes.cause import names_in_words
 from emulate.verify.judge import Judgement, judge
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.hand_made import right_reference, right_topology
 from tests.emulate.verify.made_traces import Made
 
@@ -30,7 +29,7 @@ def _judged(folder: Folder, kind: str, name: str, so_far: float | None, **facts:
         return loop(made, report)
 
     alone = run(folder.made(), right_reference, WITHIN[0], None if so_far is None else 0.5)
-    return judge(Case(alone, run(folder.made("1x4"), right_topology, WITHIN[1], so_far)))
+    return judge(case_of(alone, run(folder.made("1x4"), right_topology, WITHIN[1], so_far)))
 
 
 @pytest.mark.parametrize(("kind", "name", "code"), [("metric", "auc", "metric-aggregation"), ("loss", "loss", "loss-report")])
@@ -76,7 +75,7 @@ def test_a_mean_of_means_is_named_with_its_line_and_is_not_cured_by_a_mean(folde
 
         return loop(made, report)
 
-    found = judge(Case(run(folder.made(), right_reference, WITHIN[0]), run(folder.made("1x4"), right_topology, WITHIN[1])))
+    found = judge(case_of(run(folder.made(), right_reference, WITHIN[0]), run(folder.made("1x4"), right_topology, WITHIN[1])))
     assert (found.verdict, codes(found)) == ("divergent", ["loss-report"])
     assert found.causes[0].fix.startswith(cure)
     assert found.causes[0].evidence.endswith(f"reduced at {names_in_words(['train.py:7'])}")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import UserList
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.compare import compare
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.repeats import with_runs_of_the_program
-from tests.emulate.verify.cases import Folder, codes, loop
+from emulate.verify.recorded import NOISE_RUNS, RunPair
+from tests.emulate.verify.cases import FakeLab, Folder, case_of, codes, loop
 from tests.emulate.verify.hand_made import right_reference, right_topology
 from tests.emulate.verify.made_traces import Made
 
@@ -34,7 +32,7 @@ def judged(folder: Folder, numbers: dict[str, Sequence[Sequence[float]]]) -> Jud
         return report
 
     alone, four = reporting(right_reference, 0), reporting(right_topology, 1)
-    return judge(Case(loop(folder.made(), alone), loop(folder.made("1x4"), four)))
+    return judge(case_of(loop(folder.made(), alone), loop(folder.made("1x4"), four)))
 
 
 LOSS = ((1.0, 1.0, 1.0),) * 2
@@ -124,16 +122,15 @@ def test_what_replicas_evaluate_with_moving_statistics_of_their_own_is_not_compa
     assert [text.partition(" ")[0] for text in not_compared] == ["evaluate/loss", "epoch/val_loss"]
 
 
-class _FirstFails(UserList[Trace]):
-    """The runs that ended well; of the first alone there is none."""
+class _FirstFails(FakeLab):
+    def __init__(self, runs: Sequence[Trace]) -> None:
+        super().__init__()
+        self.numbers: list[int] = []
+        self._runs = runs
 
-    def __init__(self, asked: list[slice], runs: Sequence[Trace]) -> None:
-        super().__init__(runs)
-        self.asked = asked
-
-    def __getitem__(self, index: Any) -> Any:
-        self.asked.append(index)
-        return [] if index == slice(1) else self.data[index]
+    def run_program(self, pair: RunPair, number: int = NOISE_RUNS) -> Sequence[Trace]:
+        self.numbers.append(number)
+        return [] if number == 1 else self._runs
 
 
 def test_where_the_first_run_of_the_program_fails_the_others_measure_what_it_reports(folder: Folder) -> None:
@@ -146,12 +143,8 @@ def test_where_the_first_run_of_the_program_fails_the_others_measure_what_it_rep
 
         return loop(folder.made(topology), step)
 
-    found = compare(run("1x1", 0.5), run("1x4", 0.5001))
-    assert found.differs_in_late_reports
-    asked: list[slice] = []
-
-    def of_program() -> Sequence[Trace]:
-        return _FirstFails(asked, [run("1x1", 0.5002), run("1x1", 0.4999)])
-
-    assert with_runs_of_the_program(found, of_program).is_equivalent
-    assert asked == [slice(1), slice(None)]
+    reference, topology = run("1x1", 0.5), run("1x4", 0.5001)
+    assert compare(reference, topology).differs_in_late_reports
+    lab = _FirstFails([run("1x1", 0.5002), run("1x1", 0.4999)])
+    assert lab.compare(RunPair(reference, topology), kinks=True).is_equivalent
+    assert lab.numbers == [1, NOISE_RUNS]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import cast
-
 import pytest
 
 import emulate
-from emulate.program import Program
+from emulate.recorder import ProbePlan
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.reruns import Reruns
+from emulate.trace import Trace
+from emulate.verify.recorded import RunPair
 from emulate.verify.result import RunResult
-from emulate.verify.yardstick import NoiseRuns, Variation, Yardstick, Yardsticks
 from tests.emulate.verify.cases import Folder, loop
+from tests.emulate.verify.fake_runner import FakeRunner, lab_of
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Problem
 
@@ -23,31 +21,16 @@ OURS = (
 )
 
 
-class Failing:
-    """Reference runs that all raise, instead of those of a verification."""
-
-    def __init__(self, failure: str) -> None:
-        self._failure = failure
-
-    def reference(self, variation: Variation) -> Yardstick:
-        run: Future[RunResult] = Future()
-        result = RunResult(variation.label("reference"), REFERENCE, None)
-        result.status, result.failure = "failed", self._failure
-        run.set_result(result)
-        return Yardstick(run)
-
-    with_noise = reference
-
-
 def first_failure(folder: Folder, failure: str, switch: str) -> str | None:
     def step(made: Made, k: int) -> None:
         for r in range(4):
             made.step(k, {"w": [1.0]}, {"w": [1.0]}, replica=r)
 
     trace = loop(folder.made("1x4"), step)
-    reruns = Reruns(cast(Yardsticks, Failing(failure)), cast(Program, None))
-    assert reruns.make([switch], RunResult("1x4", Topology.parse("1x4"), trace), trace, Variation()) is None
-    return reruns.take_first_failure()
+    lab = lab_of(FakeRunner(lambda label, topology, plan: failure))
+    pair = RunPair(trace, trace, run=RunResult("1x4", Topology.parse("1x4"), trace))
+    assert lab.compare_switched(pair, [switch]) is None
+    return lab.take_first_failure()
 
 
 @pytest.mark.parametrize(
@@ -68,33 +51,6 @@ def test_whose_error_it_is_and_what_the_program_was_told_is_said(folder: Folder,
     assert told in said
 
 
-class Known:
-    """Runs of simulated trainings: the reference as it is, and with a switch the one given for it."""
-
-    def __init__(self, folder: Folder, topology: Problem, switched: Problem) -> None:
-        self.asked: list[frozenset[str]] = []
-        self._folder, self._topology, self._switched = folder, topology, switched
-
-    def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
-        return ended(RunResult(str(topology), topology, self._folder.trained(self._topology, 4)))
-
-    def with_noise(self, variation: Variation) -> Yardstick:
-        self.asked.append(variation.switches)
-        problem = self._switched if variation.switches else Problem(steps=3)
-        yardstick = Yardstick(ended(RunResult("reference", REFERENCE, self._folder.trained(problem))))
-        noise = self._folder.noise(problem)
-        yardstick.noise = NoiseRuns(
-            lambda numbers: [ended(RunResult("noise", REFERENCE, noise[number - 1])) for number in numbers]
-        )
-        return yardstick
-
-
-def ended(result: RunResult) -> Future[RunResult]:
-    run: Future[RunResult] = Future()
-    run.set_result(result)
-    return run
-
-
 @pytest.mark.parametrize(
     ("switch", "seed", "asked"),
     [
@@ -106,11 +62,21 @@ def ended(result: RunResult) -> Future[RunResult]:
 def test_one_device_runs_again_only_where_a_switch_may_matter_there(
     folder: Folder, switch: str, seed: int, asked: list[frozenset[str]]
 ) -> None:
-    topology = Problem(seed=seed, steps=3)
-    known = Known(folder, topology, topology)
-    run = RunResult("1x4", Topology.parse("1x4"), folder.trained(topology, 4))
-    assert run.trace is not None
-    again = Reruns(cast(Yardsticks, known), cast(Program, None)).make([switch], run, run.trace, Variation())
+    problem = Problem(seed=seed, steps=3)
+    runs: list[frozenset[str]] = []
+
+    def answer(label: str, topology: Topology, plan: ProbePlan) -> Trace:
+        if topology != REFERENCE:
+            return folder.trained(problem, 4)
+        of_device = problem if plan.switches else Problem(steps=3)
+        if plan.perturb:
+            return folder.noise(of_device)[plan.noise_seed - 1]
+        runs.append(plan.switches)
+        return folder.trained(of_device)
+
+    trace = folder.trained(problem, 4)
+    pair = RunPair(trace, trace, run=RunResult("1x4", Topology.parse("1x4"), trace))
+    again = lab_of(FakeRunner(answer)).compare_switched(pair, [switch])
     assert again is not None
-    assert known.asked == asked
-    assert again.compare().is_equivalent == (seed == 0 or len(asked) == 2)
+    assert runs == asked
+    assert again.is_equivalent == (seed == 0 or len(asked) == 2)

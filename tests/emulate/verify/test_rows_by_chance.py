@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.test_ledger import ledger
 
@@ -39,7 +38,7 @@ def run(folder: Folder, steps: Sequence[Sequence[str]], *, hosts: int = 1, ended
 def judged(
     folder: Folder, one: Sequence[str], several: Sequence[Sequence[str]], *, hosts: int = 1, ended: bool = False
 ) -> Judgement:
-    return judge(Case(run(folder, [[rows] for rows in one]), run(folder, several, hosts=hosts, ended=ended)))
+    return judge(case_of(run(folder, [[rows] for rows in one]), run(folder, several, hosts=hosts, ended=ended)))
 
 
 def halves(steps: Sequence[str]) -> list[list[str]]:
@@ -148,7 +147,7 @@ def test_a_metric_of_an_epoch_without_its_last_batch_is_no_cause_of_its_own(fold
         return loop(made, step, steps=len(steps))
 
     one = reporting([[rows] for rows in (EPOCH * 2)[:4]], 2, 0.5)
-    found = judge(Case(one, reporting(halves(EPOCH[:2] * 2), 1, 0.7)))
+    found = judge(case_of(one, reporting(halves(EPOCH[:2] * 2), 1, 0.7)))
     assert codes(found) == ["samples-missing"]
     assert found.first_divergence is not None
     assert (found.first_divergence.kind, found.first_divergence.step) == ("data", 2)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from tests.emulate.verify.cases import Folder, codes
+from tests.emulate.verify.cases import Folder, case_of, codes
 from tests.emulate.verify.test_host_seeds import disturbed, fixed, trained
 
 TABLE = "train.py:7|table|string to int64"
@@ -27,7 +26,7 @@ def judged(folder: Folder, rows: Rows, *mapped: Mapping[str, Sequence[str]]) -> 
     def told(host: int) -> list[dict[str, Any]]:
         return [{"event": "program", "mapped": mapped[host]}]
 
-    return judge(Case(trained(folder, None), trained(folder, rows, told=told)))
+    return judge(case_of(trained(folder, None), trained(folder, rows, told=told)))
 
 
 @pytest.mark.parametrize("rows", [disturbed, numbered], ids=["rows of their own", "names of other rows"])

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from emulate.topology import REFERENCE
+from emulate.recorder import Follow, ProbePlan
+from emulate.topology import Topology
 from emulate.trace import Trace
 from emulate.verify.case import Case
-from emulate.verify.compare import compare, compare_enough
+from emulate.verify.compare import compare
 from emulate.verify.judge import judge
-from emulate.verify.result import RunResult
-from emulate.verify.yardstick import NOISE_RUNS, NoiseRuns
-from tests.emulate.verify.cases import Folder, codes
+from emulate.verify.lab import Price
+from emulate.verify.recorded import NOISE_RUNS
+from emulate.verify.run_spec import AS_IT_STANDS
+from tests.emulate.verify.cases import Folder, case_of, codes
+from tests.emulate.verify.fake_runner import FakeRunner, lab_of, noise_of
 from tests.emulate.verify.simulation import Problem, Weights
-
-
-class Started:
-    """Noise runs that end at once; those with a number in `failing` fail."""
-
-    def __init__(self, traces: list[Trace], failing: tuple[int, ...] = ()) -> None:
-        self.numbers: list[int] = []
-        self._traces, self._failing = traces, failing
-        self.runs = NoiseRuns(self._start, len(traces))
-
-    def _start(self, numbers: Sequence[int]) -> list[Future[RunResult]]:
-        self.numbers += numbers
-        return [self._result(number) for number in numbers]
-
-    def _result(self, number: int) -> Future[RunResult]:
-        result = RunResult(f"noise {number}", REFERENCE, self._traces[number - 1])
-        result.status = "failed" if number in self._failing else "ok"
-        run: Future[RunResult] = Future()
-        run.set_result(result)
-        return run
 
 
 @pytest.fixture
@@ -50,28 +32,84 @@ def noise(folder: Folder) -> list[Trace]:
     return folder.noise(Problem(steps=4))
 
 
-def test_the_first_noise_run_is_made_alone_and_the_others_when_they_are_asked_for(noise: list[Trace]) -> None:
-    started = Started(noise)
-    assert list(started.runs[:1]) == noise[:1]
-    assert started.numbers == [1]
-    assert list(started.runs) == noise
-    assert started.numbers == [1, 2, 3] == list(range(1, NOISE_RUNS + 1))
+@pytest.fixture
+def reference(folder: Folder) -> Trace:
+    return folder.trained(Problem(steps=4))
 
 
-def test_a_noise_run_that_failed_is_left_out(noise: list[Trace]) -> None:
-    started = Started(noise, failing=(1,))
-    assert list(started.runs[:1]) == []
-    assert list(started.runs) == noise[1:]
+def test_the_first_noise_run_is_made_alone_and_the_others_when_they_are_asked_for(noise: list[Trace], reference: Trace) -> None:
+    runner = FakeRunner(noise_of(noise, reference))
+    lab = lab_of(runner)
+    pair = lab.pair(AS_IT_STANDS, reference)
+    assert pair is not None
+    assert runner.made == ["reference", "noise 1"]
+    assert lab.measure_noise(pair, 1) == noise[:1]
+    assert runner.made == ["reference", "noise 1"]
+    assert lab.measure_noise(pair) == noise
+    assert runner.made == ["reference", "noise 1", "noise 2", "noise 3"]
+    assert lab.price == Price(starts=1, evaluations=NOISE_RUNS)
+
+
+def test_a_noise_run_that_failed_is_left_out(noise: list[Trace], reference: Trace) -> None:
+    def answer(label: str, topology: Topology, plan: ProbePlan) -> Trace | str:
+        return "ValueError: no" if label == "noise 1" else noise_of(noise, reference)(label, topology, plan)
+
+    lab = lab_of(FakeRunner(answer))
+    pair = lab.pair(AS_IT_STANDS, reference)
+    assert pair is not None
+    assert lab.measure_noise(pair, 1) == []
+    assert lab.measure_noise(pair) == noise[1:]
+
+
+def test_a_run_is_made_once_and_a_question_about_it_starts_nothing(noise: list[Trace], reference: Trace) -> None:
+    runner = FakeRunner(noise_of(noise, reference))
+    lab = lab_of(runner)
+    assert lab.repeated() is None
+    assert lab.same_seed() is None
+    assert not lab.is_noise_started(AS_IT_STANDS)
+    assert runner.made == []
+    for _ in range(2):
+        lab.pair(AS_IT_STANDS, reference)
+        lab.run_topology(Topology.parse("1x4"))
+        lab.repeat()
+    assert runner.made == ["reference", "noise 1", "1x4", "reference again"]
+
+
+def test_a_reference_that_cannot_be_evaluated_is_asked_for_again_where_the_program_may_run(
+    noise: list[Trace], reference: Trace
+) -> None:
+    runner = FakeRunner(noise_of(noise, reference), evaluates=False)
+    lab, followed = lab_of(runner), replace(AS_IT_STANDS, follow=Follow(reference.directory))
+    assert not lab.evaluate(followed)
+    assert runner.started == ["reference"]
+    assert lab.pair(followed, reference) is not None
+    of_run = f"gradients of {reference.directory.name}"
+    assert runner.started == ["reference", f"reference {of_run}", f"noise 1 {of_run}"]
+
+
+def test_what_was_derived_from_a_reference_that_is_taken_back_is_made_again(noise: list[Trace], reference: Trace) -> None:
+    runner = FakeRunner(noise_of(noise, reference))
+    lab = lab_of(runner)
+    lab.run_reference()
+    lab.start_otherwise("compiled")
+    lab.pair(AS_IT_STANDS, reference)
+    lab.take_back()
+    lab.pair(AS_IT_STANDS, reference)
+    assert runner.made == ["reference", "reference compiled", "noise 1", "noise 1"]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_what_agrees_beside_one_noise_run_agrees_beside_all(folder: Folder, seed: int, replicas: int) -> None:
     problem = Problem(seed=seed, steps=8)
-    reference, topology, started = folder.trained(problem), folder.trained(problem, replicas), Started(folder.noise(problem))
-    assert compare_enough(reference, topology, started.runs).is_equivalent
-    assert started.numbers == [1]
-    assert compare(reference, topology, list(started.runs)).is_equivalent
+    reference, topology, noise = folder.trained(problem), folder.trained(problem, replicas), folder.noise(problem)
+    runner = FakeRunner(noise_of(noise, reference))
+    lab = lab_of(runner)
+    pair = lab.pair(AS_IT_STANDS, topology)
+    assert pair is not None
+    assert lab.compare_enough(pair).is_equivalent
+    assert runner.made == ["reference", "noise 1"]
+    assert compare(reference, topology, noise).is_equivalent
 
 
 def reversed_sum(locals_: list[Weights]) -> Weights:
@@ -86,7 +124,7 @@ def case(folder: Folder, topology: Trace, noise: list[Trace], repeats: list[str]
         repeats.append("made")
         return folder.trained(problem)
 
-    return Case(folder.trained(problem), topology, noise, repeat=repeat, same_seed=same_seed)
+    return case_of(folder.trained(problem), topology, noise, repeat=repeat, same_seed=same_seed)
 
 
 def test_a_program_that_seems_to_repeat_is_not_run_again(folder: Folder, noise: list[Trace]) -> None:

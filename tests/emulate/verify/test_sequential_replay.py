@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.repeats import Rerun
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, Rerun, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array
 
@@ -61,7 +59,7 @@ def judged(
     def rerun(asked: str) -> Rerun | None:
         return Rerun(trained(folder, given[asked], objective), topology) if asked in given else None
 
-    return judge(Case(trained(folder, WHOLE[:, None]), topology, rerun=rerun))
+    return judge(case_of(trained(folder, WHOLE[:, None]), topology, rerun=rerun))
 
 
 def test_another_loss_that_the_replicas_rows_alone_explain_couples_the_rows(folder: Folder) -> None:
@@ -86,7 +84,7 @@ def test_losses_that_add_up_to_as_many_times_as_there_are_replicas_leave_the_sca
 ) -> None:
     topology, sums = trained(folder, PARTS, objective), PARTS.sum(axis=1, keepdims=True)
     again = Rerun(trained(folder, sums, objective), topology)
-    case = Case(trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
+    case = case_of(trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
     found = judge(case, ["in-batch-negatives"])
     assert (found.verdict, codes(found)) == (verdict, ["in-batch-negatives"])
     assert any(one.startswith("scale: the replicas' losses add up to 3.1x") for one in found.not_compared) == (objective > 2)
@@ -127,7 +125,7 @@ def test_where_gradients_pass_from_replica_to_replica_each_loss_alone_has_its_we
     whole = np.einsum("r,krw->kw", weights, PARTS)[:, None]
     topology = trained(folder, passed, joins=joins)
     again = Rerun(trained(folder, by_loss), topology)
-    case = Case(trained(folder, whole), topology, rerun=lambda asked: again if asked == "by-loss" else None)
+    case = case_of(trained(folder, whole), topology, rerun=lambda asked: again if asked == "by-loss" else None)
     assert codes(judge(case)) == found
 
 
@@ -141,7 +139,7 @@ def test_a_reference_whose_rounding_hides_the_difference_explains_nothing(folder
     topology = trained(folder, PARTS, 1.3)
     noise = [trained(folder, sums + one, 1.3) for one in drawn]
     again = Rerun(trained(folder, sums, 1.3), topology, noise)
-    case = Case(
+    case = case_of(
         trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked.startswith("replicas-summed") else None
     )
     assert codes(judge(case)) == ["unexplained"]
@@ -152,7 +150,7 @@ def test_of_several_updates_in_a_call_the_first_alone_is_judged_on_one_replicas_
     other[1:] = 0
     topology = trained(folder, PARTS, 1.3, repeats=True)
     again = Rerun(trained(folder, other, 1.3), topology)
-    case = Case(trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
+    case = case_of(trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
     found = judge(case)
     assert codes(found) == ["in-batch-negatives"]
     assert any(one.startswith("everything except the gradients of sgd up to step 0") for one in found.not_compared)
@@ -171,7 +169,7 @@ def test_rows_that_couple_do_not_hide_that_the_gradients_are_as_many_times_too_l
 ) -> None:
     parts = WHOLE[:, None] + np.float32(0.3) * PARTS  # each replica's mean is much like that of the whole batch
     again = Rerun(trained(folder, parts.sum(axis=1, keepdims=True), 4.0), trained(folder, parts, 4.0))
-    case = Case(
+    case = case_of(
         trained(folder, WHOLE[:, None]), again.topology, rerun=lambda asked: again if asked == "replicas-summed" else None
     )
     found = judge(case)
@@ -183,7 +181,7 @@ def test_gradients_that_grow_where_the_loss_agrees_are_not_said_to_be_of_a_loss_
     parts = WHOLE[:, None] + np.float32(0.3) * PARTS  # what a program adds to the gradients themselves
     sums = parts.sum(axis=1, keepdims=True)
     again = Rerun(trained(folder, sums, 1.0), trained(folder, parts, 1.0))
-    case = Case(
+    case = case_of(
         trained(folder, WHOLE[:, None]), again.topology, rerun=lambda asked: again if asked == "replicas-summed" else None
     )
     assert "loss-scaling" not in codes(judge(case))
@@ -192,7 +190,7 @@ def test_gradients_that_grow_where_the_loss_agrees_are_not_said_to_be_of_a_loss_
 def test_what_one_device_reports_of_one_replica_after_the_other_is_not_compared(folder: Folder) -> None:
     topology = trained(folder, PARTS, 1.3, reported=0.7)
     again = Rerun(trained(folder, PARTS.sum(axis=1, keepdims=True), 1.3, reported=2.8), topology)
-    case = Case(
+    case = case_of(
         trained(folder, WHOLE[:, None], reported=0.5), topology, rerun=lambda asked: again if asked == "replicas" else None
     )
     found = judge(case, ["in-batch-negatives"])
@@ -216,7 +214,7 @@ def test_an_update_that_one_device_makes_too_when_it_is_told_the_number_of_repli
 
     def judged_when_told(rate: float) -> Judgement:
         told = Rerun(run(1, rate), topology)
-        return judge(Case(run(1, 0.1), topology, rerun=lambda *asked: told if asked[-1] == "batch-of" else None))
+        return judge(case_of(run(1, 0.1), topology, rerun=lambda *asked: told if asked[-1] == "batch-of" else None))
 
     found = judged_when_told(0.4)
     assert codes(found) == ["depends-on-replicas"]
@@ -253,7 +251,7 @@ def test_of_two_optimizers_in_a_call_the_first_is_judged_where_the_second_depend
     topology = trained_by_two(PARTS, PARTS)
     again = Rerun(trained_by_two(sums, other), topology)
     reference = trained_by_two(WHOLE[:, None], WHOLE[:, None])
-    found = judge(Case(reference, topology, rerun=lambda asked: again if asked.startswith("replicas-summed") else None))
+    found = judge(case_of(reference, topology, rerun=lambda asked: again if asked.startswith("replicas-summed") else None))
     assert codes(found) == ["regularization-per-replica"]
     assert found.causes[0].evidence.endswith("has the same gradients, however the examples are grouped")
     assert any(one.startswith("everything except the gradients of critic up to step 0") for one in found.not_compared)

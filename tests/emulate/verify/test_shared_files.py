@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.causes import randomness as of_randomness
 from emulate.verify.judge import judge
 from emulate.verify.result import Met, Outcome
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made
 
@@ -90,9 +89,9 @@ def test_noise_runs_that_begin_with_what_another_run_left_are_no_yardstick(folde
 def test_a_topology_that_begins_with_what_another_run_left_is_unverified(folder: Folder, apart: str) -> None:
     repeat, reference = loop(folder.made(), right_reference), loop(folder.made(), right_reference)
     topology = begun_elsewhere(folder) if apart == "weights" else loop(folder.made("1x4"), right_topology, steps=1)
-    found = judge(Case(reference, topology, repeat=lambda: repeat, met=FOUND))
+    found = judge(case_of(reference, topology, repeat=lambda: repeat, met=FOUND))
     assert (found.verdict, codes(found)) == ("unverified", ["shared-files"])
-    harmless = judge(Case(reference, topology, repeat=lambda: repeat, met_alone=lambda: [Met(), FOUND], met=FOUND))
+    harmless = judge(case_of(reference, topology, repeat=lambda: repeat, met_alone=lambda: [Met(), FOUND], met=FOUND))
     assert "shared-files" not in codes(harmless)
 
 
@@ -127,7 +126,7 @@ def test_allowed_it_leaves_what_else_there_is_to_be_told(folder: Folder) -> None
 )
 def test_a_program_that_raises_over_a_file_that_others_write_is_told_so(folder: Folder, failure: str, is_told: bool) -> None:
     nothing: Any = folder.made().with_nothing()
-    found = judge(Case(nothing, nothing, outcome=Outcome(failure=failure, hosts={0: "raised"}), met=WRITTEN))
+    found = judge(case_of(nothing, nothing, outcome=Outcome(failure=failure, hosts={0: "raised"}), met=WRITTEN))
     assert found.verdict == "failed"
     assert codes(found) == (["shared-files"] if is_told else [])
 
@@ -146,5 +145,5 @@ def test_without_noise_runs_gradients_that_cancel_do_not_tell_runs_apart(
 
         return loop(folder.made(), step)
 
-    case = Case(run(1, 1e-9), loop(folder.made("1x4"), right_topology), repeat=lambda: run(factor, size))
-    assert of_randomness.drifted(case) == what
+    case = case_of(run(1, 1e-9), loop(folder.made("1x4"), right_topology))
+    assert of_randomness.drifted(case, run(factor, size)) == what

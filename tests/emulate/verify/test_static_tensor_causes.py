@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.verify.case import Case
 from emulate.verify.judge import judge
-from tests.emulate.verify.cases import Folder, loop
+from tests.emulate.verify.cases import Folder, case_of, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Problem
 
@@ -43,7 +42,7 @@ def run(folder: Folder, replicas: int, parts: list[Any], *, batches_differ: bool
 
 
 def judged(folder: Folder, parts: list[Any], **options: Any) -> Any:
-    return judge(Case(run(folder, 1, [TABLE], **options), run(folder, 2, parts, **options)))
+    return judge(case_of(run(folder, 1, [TABLE], **options), run(folder, 2, parts, **options)))
 
 
 def test_a_table_whose_parts_are_on_the_replicas_is_split(folder: Folder) -> None:
@@ -59,7 +58,7 @@ def test_a_table_that_every_replica_has_is_not_split(folder: Folder) -> None:
 
 def test_a_part_of_a_tensor_whose_rows_are_all_equal_is_as_good_as_all_of_it(folder: Folder) -> None:
     same = np.repeat(TABLE[:1], 10, axis=0)
-    found = judge(Case(run(folder, 1, [same]), run(folder, 2, [same[:5], same[5:]])))
+    found = judge(case_of(run(folder, 1, [same]), run(folder, 2, [same[:5], same[5:]])))
     assert (found.verdict, found.causes) == ("equivalent", ())
 
 

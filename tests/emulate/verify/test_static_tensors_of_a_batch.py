@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.repeats import Rerun
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, Rerun, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array
 
@@ -52,7 +50,7 @@ def judged(
     inputs: list[Any] = [batch, np.stack([static] * 3)]
     topology = trained(folder, parts, inputs, loss)
     again = Rerun(trained(folder, PARTS.sum(axis=1, keepdims=True), inputs, loss), topology)
-    case = Case(trained(folder, WHOLE, inputs), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
+    case = case_of(trained(folder, WHOLE, inputs), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
     return judge(case, [allow])
 
 

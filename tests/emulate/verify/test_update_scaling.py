@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import RATE, Case
+from emulate.verify.case import Case
 from emulate.verify.judge import judge
-from emulate.verify.repeats import Rerun
-from tests.emulate.verify.cases import Folder, codes
+from emulate.verify.run_spec import RATE
+from tests.emulate.verify.cases import Folder, Rerun, case_of, codes
 from tests.emulate.verify.simulation import Problem, Sgd
 
 RIGHT = Problem(steps=4)
@@ -34,7 +34,7 @@ def case(folder: Folder, topology: Trace, *, rerun: dict[str, Problem], of_rate:
         problem = rerun.get(asked[-1].removeprefix(RATE))
         return problem and Rerun(folder.trained(problem), topology, folder.noise(problem))
 
-    return Case(folder.trained(RIGHT, facts=known(of_rate)), topology, folder.noise(RIGHT), rerun=run_again)
+    return case_of(folder.trained(RIGHT, facts=known(of_rate)), topology, folder.noise(RIGHT), rerun=run_again)
 
 
 def test_weights_that_move_by_one_factor_where_gradients_agree_are_told_with_it(folder: Folder) -> None:
@@ -89,7 +89,7 @@ def test_a_rate_that_grows_no_faster_than_the_batch_is_advice(
         return Rerun(folder.trained(same), grown, folder.noise(same)) if asked[-1].startswith(RATE) else None
 
     reference = folder.trained(on_its_rows, facts=known(0.1))
-    found = judge(Case(reference, grown, folder.noise(on_its_rows), plain=plain, rerun=run_again), grows=True)
+    found = judge(case_of(reference, grown, folder.noise(on_its_rows), plain=plain, rerun=run_again), grows=True)
     assert found.verdict == verdict
     assert [cause.code for cause in found.causes if not cause.advice] == codes_
     assert codes(found) == ["update-scaling"]
@@ -114,7 +114,7 @@ def test_how_an_optimizer_is_set_otherwise_in_a_batch_that_grows_is_told(
     larger = replace(RIGHT, batch=4 * RIGHT.batch, steps=2)
     theirs = {"optimizers": {"sgd": {"learning_rate": 0.1, "settings": {"momentum": 0.5}}}}
     grown = folder.trained(larger, 4, {"optimizers": {"sgd": ours}})
-    case_ = Case(
+    case_ = case_of(
         folder.trained(larger), grown, folder.noise(larger), plain=folder.trained(replace(RIGHT, steps=8), facts=theirs)
     )
     found = judge(case_, grows=True)
@@ -137,7 +137,7 @@ def test_a_setting_that_makes_no_factor_is_named_where_gradients_agree(folder: F
 
     wrong = folder.trained(replace(RIGHT, optimizer=Heavy), 4, {"optimizers": {"sgd": {"settings": {"momentum": 0.5}}}})
     plain = folder.trained(RIGHT, facts={"optimizers": {"sgd": {"settings": {"momentum": 0.0}}}})
-    found = judge(Case(plain, wrong, folder.noise(RIGHT)))
+    found = judge(case_of(plain, wrong, folder.noise(RIGHT)))
     assert codes(found) == ["update-scaling"]
     assert found.causes[0].summary.startswith("In step 1 the gradients agree, but the update differs")
     assert found.causes[0].evidence.startswith("momentum is 0.5, 0 on one device; dense_")

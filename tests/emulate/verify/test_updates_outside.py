@@ -10,7 +10,7 @@ import pytest
 
 from emulate.verify.case import Case
 from emulate.verify.judge import judge
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, weights_after
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array
@@ -48,7 +48,7 @@ def _case(folder: Folder, wrong: Mapping[int, Array], *, ends: bool = True, size
         return loop(_outside(made), step, weights=size)
 
     right = [LOCALS[k, :, :size].sum(axis=0) for k in range(3)]
-    return Case(run(folder.made(), right, 1), run(folder.made("1x4"), updates, 4))
+    return case_of(run(folder.made(), right, 1), run(folder.made("1x4"), updates, 4))
 
 
 def test_weights_are_those_that_the_next_step_finds_and_after_the_last_those_that_the_end_does(folder: Folder) -> None:
@@ -120,7 +120,7 @@ def test_variables_that_alone_follow_one_replica_are_named(folder: Folder) -> No
             made.initial({"b": np.ones(5, "f4")}, replica=r)
         return loop(made, step)
 
-    found = judge(Case(run(folder.made(), 1), run(folder.made("1x4"), 4)))
+    found = judge(case_of(run(folder.made(), 1), run(folder.made("1x4"), 4)))
     assert codes(found) == ["missing-all-reduce"]
     assert (
         found.causes[0].summary

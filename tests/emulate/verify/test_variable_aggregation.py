@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.case import Case
 from emulate.verify.judge import Judgement, judge
-from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
 
 GRADIENTS = np.random.default_rng(3).normal(size=(3, 4, 16)).astype("f4")
@@ -44,7 +43,7 @@ def trained(
 
 
 def judged(folder: Folder, *, counts: bool = False, **there: Any) -> Judgement:
-    return judge(Case(trained(folder, 1, counts=counts), trained(folder, 4, counts=counts, **there)))
+    return judge(case_of(trained(folder, 1, counts=counts), trained(folder, 4, counts=counts, **there)))
 
 
 def test_variables_that_are_alike_are_equivalent(folder: Folder) -> None:
@@ -105,7 +104,7 @@ def test_copies_that_differ_between_replicas_are_named_where_gradients_differ_la
 
         return loop(folder.made(f"1x{replicas}"), step, weights=16)
 
-    found = judge(Case(made(1), made(4)))
+    found = judge(case_of(made(1), made(4)))
     assert codes(found) == ["variable-aggregation"]
     assert found.causes[0].summary.startswith("Each replica has its own value of average, which the step assigns")
     assert found.causes[0].evidence.startswith("After step 0 the copies differ; gradients and weights agree until step 0")
@@ -129,10 +128,10 @@ def test_a_layers_own_variable_that_no_gradient_trains_is_named_too(folder: Fold
             trace.initial({"w": np.ones(16, "f4"), "scale": np.ones(4, "f4")}, r, frozen=["scale"])
         return loop(trace, step, weights=16)
 
-    found = judge(Case(made(1, 1.0), made(4, 4.0)))
+    found = judge(case_of(made(1, 1.0), made(4, 4.0)))
     assert codes(found) == ["variable-aggregation"]
     assert "scale is summed: a step changes it 4x" in found.causes[0].summary
-    assert judge(Case(made(1, 1.0), made(4, 1.0))).verdict == "equivalent"
+    assert judge(case_of(made(1, 1.0), made(4, 1.0))).verdict == "equivalent"
 
 
 def _keeping(folder: Folder, replicas: int, bank: Any, of_first: bool = False) -> Trace:
@@ -163,7 +162,7 @@ BANK = np.random.default_rng(5).normal(size=(12, 6)).astype("f4")
 )
 def test_rows_that_a_variable_keeps_are_compared_in_whatever_order(folder: Folder, ours: Any, expected: list[str]) -> None:
     noise = [_keeping(folder, 1, np.random.default_rng(k).permutation(BANK)) for k in range(3)]
-    found = judge(Case(_keeping(folder, 1, BANK), _keeping(folder, 2, ours), noise))
+    found = judge(case_of(_keeping(folder, 1, BANK), _keeping(folder, 2, ours), noise))
     assert codes(found) == expected
     assert found.not_compared == ()
 
@@ -171,14 +170,14 @@ def test_rows_that_a_variable_keeps_are_compared_in_whatever_order(folder: Folde
 def test_a_number_of_the_first_replica_that_is_only_shown_is_nothing_to_speak_of(folder: Folder) -> None:
     noise = [_keeping(folder, 1, np.float32(k), of_first=True) for k in range(3)]
     found = judge(
-        Case(_keeping(folder, 1, np.float32(7), of_first=True), _keeping(folder, 2, np.float32(9), of_first=True), noise)
+        case_of(_keeping(folder, 1, np.float32(7), of_first=True), _keeping(folder, 2, np.float32(9), of_first=True), noise)
     )
     assert (found.verdict, codes(found), found.not_compared) == ("equivalent", [], ())
 
 
 def test_a_variable_that_is_another_for_another_order_of_the_rows_is_said_not_to_be_compared(folder: Folder) -> None:
     noise = [_keeping(folder, 1, np.random.default_rng(k).normal(size=BANK.shape).astype("f4")) for k in range(3)]
-    found = judge(Case(_keeping(folder, 1, BANK), _keeping(folder, 2, 0.5 * BANK), noise))
+    found = judge(case_of(_keeping(folder, 1, BANK), _keeping(folder, 2, 0.5 * BANK), noise))
     assert (found.verdict, codes(found)) == ("equivalent", [])
     assert found.not_compared == ("variable bank (it depends on the order of the examples in a batch)",)
 
@@ -208,7 +207,7 @@ def test_a_number_of_the_first_replica_is_named_where_what_is_made_of_it_differs
         traced.event({"event": "program", "of_first": ["seen"]})
         return loop(traced, step, weights=16)
 
-    found = judge(Case(made(1, 1.0), made(2, scale)))
+    found = judge(case_of(made(1, 1.0), made(2, scale)))
     assert codes(found) == expected
     assert any("the first replica assigns to seen" in note for note in found.notes) == ("variable-aggregation" not in expected)
     if expected == ["variable-aggregation"]:
@@ -231,4 +230,4 @@ def test_parts_that_replicas_keep_are_compared_by_what_they_make_together(
 
         return loop(folder.made(f"1x{replicas}"), step, weights=16)
 
-    assert codes(judge(Case(accumulating(1), accumulating(4)))) == expected
+    assert codes(judge(case_of(accumulating(1), accumulating(4)))) == expected

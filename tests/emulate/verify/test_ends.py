@@ -6,8 +6,8 @@ import pytest
 
 from emulate.topology import REFERENCE
 from emulate.trace import Trace
+from emulate.verify.ends import unseen_code
 from emulate.verify.result import RunResult
-from emulate.verify.run_summary import unseen_code
 from tests.emulate.verify.cases import Folder, loop
 from tests.emulate.verify.hand_made import right_reference
 
