@@ -98,18 +98,14 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _PLACES[name] not in _WITHOUT_TENSORFLOW:
-        _check_tensorflow()
+        from gpudist_core.errors import Unavailable
+        from gpudist_core.installed import unsupported
+
+        if text := unsupported():
+            raise Unavailable(text)
     value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     globals()[name] = value
     return value
-
-
-def _check_tensorflow() -> None:
-    from gpudist_core.errors import Unavailable
-    from gpudist_core.installed import unsupported
-
-    if text := unsupported():
-        raise Unavailable(text)
 
 
 def __dir__() -> list[str]:

@@ -319,21 +319,36 @@ def slurm_tasks() -> Tasks | None:
         UsageError: If variables are missing, contradict each other or do not belong to a step.
     """
     number = os.environ.get("SLURM_STEP_NUM_TASKS")
-    if number is None:
-        _refuse_without_step()
-        return None
-    if number == "1":
+    if number is None and os.environ.get("SLURM_NTASKS", "1") != "1":
+        raise UsageError(
+            "In a Slurm allocation of several tasks, srun must start the program",
+            _ADVICE,
+            SLURM_NTASKS=os.environ["SLURM_NTASKS"],
+            SLURM_STEP_NUM_TASKS=None,
+        )
+    if number is None or number == "1":
         return None
     if missing := [name for name in _STEP if name not in os.environ]:
         raise UsageError("A Slurm step must set all variables of its tasks", _ADVICE, missing=missing)
-    rank = _rank(number)
+    text = os.environ["SLURM_PROCID"]
+    if not (text.isdecimal() and number.isdecimal() and int(text) < int(number)):
+        raise UsageError(
+            f"SLURM_PROCID must be a number from 0, below the number of tasks ({number})", _ADVICE, SLURM_PROCID=text
+        )
+    rank = int(text)
     # Slurm numbers tasks node by node (--distribution=block).
     job = os.environ.get("SLURM_JOB_ID", "0")
     first = 10_000 + int(job) * 16 % 20_000 if job.isdecimal() else 10_000
     addresses = [f"{node}:{first + i}" for node, tasks in _nodes().items() for i in range(tasks)]
     if len(addresses) != int(number):
         raise _counted_otherwise()
-    _check_node(addresses[rank])
+    here, node = os.environ.get("SLURMD_NODENAME"), addresses[rank].rpartition(":")[0]
+    if here not in (None, node):
+        raise UsageError(
+            f"With tasks numbered node by node, task {text} of the step must run on node {node}",
+            "Use srun --distribution=block, or pass the cluster: make_strategy(cluster=...).",
+            SLURMD_NODENAME=here,
+        )
     return Tasks({"worker": tuple(addresses)}, "worker", rank, "Slurm")
 
 
@@ -349,7 +364,12 @@ def own_gpus(visible: list[_T]) -> list[_T]:
     Raises:
         UsageError: If the GPUs cannot be shared evenly.
     """
-    tasks = _tasks_here() if visible and os.environ.get("SLURM_GPUS_ON_NODE") == str(len(visible)) else 1
+    shows_all = bool(visible) and os.environ.get("SLURM_GPUS_ON_NODE") == str(len(visible))
+    needed = ("SLURM_LOCALID", "SLURMD_NODENAME", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID")
+    is_step = all(name in os.environ for name in needed)
+    tasks = _nodes().get(os.environ["SLURMD_NODENAME"], 1) if shows_all and is_step else 1
+    if tasks == 1:
+        return visible
     if len(visible) % tasks:
         raise UsageError(
             "The tasks of a Slurm step must be able to share the GPUs of their node evenly",
@@ -357,43 +377,13 @@ def own_gpus(visible: list[_T]) -> list[_T]:
             gpus=len(visible),
             tasks=tasks,
         )
-    share, number = len(visible) // tasks, _local_number(tasks) if tasks > 1 else 0
-    return visible[number * share : (number + 1) * share]
-
-
-def _tasks_here() -> int:
-    names = ("SLURM_LOCALID", "SLURMD_NODENAME", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID")
-    if any(name not in os.environ for name in names):
-        return 1
-    return _nodes().get(os.environ["SLURMD_NODENAME"], 1)
-
-
-def _local_number(tasks: int) -> int:
     text = os.environ["SLURM_LOCALID"]
     if not (text.isdecimal() and int(text) < tasks):
         raise UsageError(
             f"SLURM_LOCALID must be a number from 0 to {tasks - 1}: the node has {tasks} tasks", _ADVICE, SLURM_LOCALID=text
         )
-    return int(text)
-
-
-def _refuse_without_step() -> None:
-    if os.environ.get("SLURM_NTASKS", "1") != "1":
-        raise UsageError(
-            "In a Slurm allocation of several tasks, srun must start the program",
-            _ADVICE,
-            SLURM_NTASKS=os.environ["SLURM_NTASKS"],
-            SLURM_STEP_NUM_TASKS=None,
-        )
-
-
-def _rank(number: str) -> int:
-    text = os.environ["SLURM_PROCID"]
-    if not (text.isdecimal() and number.isdecimal() and int(text) < int(number)):
-        raise UsageError(
-            f"SLURM_PROCID must be a number from 0, below the number of tasks ({number})", _ADVICE, SLURM_PROCID=text
-        )
-    return int(text)
+    share, number = len(visible) // tasks, int(text)
+    return visible[number * share : (number + 1) * share]
 
 
 def _nodes() -> dict[str, int]:
@@ -414,17 +404,6 @@ def _counted_otherwise() -> UsageError:
         _ADVICE,
         **{name: os.environ.get(name) for name in names},
     )
-
-
-def _check_node(address: str) -> None:
-    here = os.environ.get("SLURMD_NODENAME")
-    node = address.rpartition(":")[0]
-    if here is not None and here != node:
-        raise UsageError(
-            f"With tasks numbered node by node, task {os.environ['SLURM_PROCID']} of the step must run on node {node}",
-            "Use srun --distribution=block, or pass the cluster: make_strategy(cluster=...).",
-            SLURMD_NODENAME=here,
-        )
 
 
 _NODE = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
@@ -452,13 +431,12 @@ def nodes_of(text: str) -> list[str]:
     names = _NODE.findall(text)
     if not names or ",".join(names) != text:
         raise ValueError(f"{text!r} is not a list of nodes")
-    return [node for name in names for node in _expanded(name)]
-
-
-def _expanded(name: str) -> list[str]:
-    # Every second part is what stood in brackets; the last ones run fastest.
-    parts = [_numbers_of(part) if place % 2 else [part] for place, part in enumerate(_BRACKETS.split(name))]
-    return ["".join(chosen) for chosen in itertools.product(*parts)]
+    nodes = []
+    for name in names:
+        # Every second part is what stood in brackets; the last ones run fastest.
+        parts = [_numbers_of(part) if place % 2 else [part] for place, part in enumerate(_BRACKETS.split(name))]
+        nodes += ["".join(chosen) for chosen in itertools.product(*parts)]
+    return nodes
 
 
 def _numbers_of(text: str) -> list[str]:
@@ -577,21 +555,12 @@ def load_cuda_libraries() -> tuple[str, ...]:
         ctypes.CDLL(CUDA_DRIVER)
     except OSError:
         return ()
-    return tuple(str(path) for path in _libraries("cusolver", "libcusolver.so.*") if _opens(path))
-
-
-def _libraries(package: str, pattern: str) -> list[Path]:
-    """Return libraries from one of NVIDIA's packages in this environment."""
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(f"nvidia.{package}")
+    opened = []
+    with contextlib.suppress(ImportError, ValueError):  # NVIDIA's package is not in this environment
+        spec = importlib.util.find_spec("nvidia.cusolver")
         folders = (spec.submodule_search_locations if spec is not None else None) or []
-        return sorted(path for folder in folders for path in (Path(folder) / "lib").glob(pattern))
-    return []
-
-
-def _opens(path: Path) -> bool:
-    try:
-        ctypes.CDLL(str(path))
-    except OSError:  # TensorFlow itself says so, and more
-        return False
-    return True
+        for path in sorted(path for folder in folders for path in (Path(folder) / "lib").glob("libcusolver.so.*")):
+            with contextlib.suppress(OSError):  # TensorFlow itself says so, and more
+                ctypes.CDLL(str(path))
+                opened.append(str(path))
+    return tuple(opened)

@@ -226,7 +226,7 @@ class Clipping:
             return grads
         if self.by_value is not None:
             bound = self.by_value
-            return [g if g is None else _map_values(g, lambda v: tf.clip_by_value(v, -bound, bound)) for g in grads]
+            return [g if g is None else with_values(g, tf.clip_by_value(values_of(g), -bound, bound)) for g in grads]
         if self.by_norm is not None:
             squares = _squared_norms(grads, variables)
             norms = [square if square is None else tf.sqrt(square) for square in squares]
@@ -258,10 +258,6 @@ def global_norm(grads: list[Any], variables: list[Any]) -> Any:
         A scalar, float32 or wider.
     """
     return tf.sqrt(tf.add_n([square for square in _squared_norms(grads, variables) if square is not None]))
-
-
-def _map_values(gradient: Any, function: Any) -> Any:
-    return with_values(gradient, function(values_of(gradient)))
 
 
 def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:

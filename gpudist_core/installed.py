@@ -88,17 +88,14 @@ def release(version: str) -> tuple[int, int]:
 @functools.lru_cache
 def _version_on_disk(module: str, search_path: tuple[str, ...]) -> str | None:
     folder = next((Path(entry) for entry in search_path if (Path(entry) / module / "__init__.py").is_file()), None)
-    if folder is None and not _is_package(module):
-        return None
-    named = set(_versions_of_distributions(module, folder)) if folder else set()
+    if folder is None:
+        # An import hook may find it. A keras.py of the user or a folder that pip left empty is not meant.
+        spec = importlib.util.find_spec(module)
+        is_package = spec is not None and spec.origin is not None and spec.submodule_search_locations is not None
+        return _version_by_import(module) if is_package else None
+    named = set(_versions_of_distributions(module, folder))
     # Without metadata, or with that of two distributions (tensorflow and tf-nightly write one folder), the module itself knows.
     return named.pop() if len(named) == 1 else _version_by_import(module)
-
-
-def _is_package(module: str) -> bool:
-    """Return whether an import hook finds it; a keras.py of the user or a folder that pip left empty is not meant."""
-    spec = importlib.util.find_spec(module)
-    return spec is not None and spec.origin is not None and spec.submodule_search_locations is not None
 
 
 def _versions_of_distributions(module: str, folder: Path) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-INTERRUPTED = 130
+from emulate.errors import Interrupted
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -19,5 +19,5 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         from emulate.cli import app
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return Interrupted.exit_code
     return app.main(args)

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import INTERRUPTED, demo, launch, listings, plan, run, verify
+from emulate.cli import demo, launch, listings, plan, run, verify
 from emulate.cli.command import OWN_FAULT, Command, ProgramCommand, complain, in_our_words, is_usage_error, write_failure
-from emulate.errors import GpudistError, Unavailable, UsageError, did_you_mean
+from emulate.errors import GpudistError, Interrupted, Unavailable, UsageError, did_you_mean
 
 _OPTIONS_ABOVE = {"version": "Did you mean '--version'?", "help": "Did you mean '--help'?"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -103,12 +103,18 @@ def gpudist(
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command as `emulate.cli.main` does."""
     if args is None:
-        _open_closed_streams()
-        _forget_own_folder()
+        # A stream that is closed (`gpudist ... >&-`) becomes the null device: no opened file must get its number.
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        # No program may import from the folder of our own script.
+        ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        if sys.path and not getattr(sys.flags, "safe_path", False) and os.path.abspath(sys.path[0]) != ours:
+            del sys.path[0]
         _hear_one_at_a_time()
     try:
         code = _run(args)
-        if args is None and code == INTERRUPTED:
+        if args is None and code == Interrupted.exit_code:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter waits for threads, and ends hosts
         sys.stdout.flush()
     except BrokenPipeError:  # `gpudist ... | head`
@@ -116,7 +122,13 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # `gpudist ... > /dev/full`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        return _no_room(error)
+        where = error.filename or "standard output, or a file"
+        text = f"gpudist needs space for its output. Received: {where} ({error.strerror}). Free some, or use another disk."
+        try:
+            complain(text)
+        except OSError:  # standard error lies on the same disk, and Python would end with 120 for what it still has for it
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        return Unavailable.exit_code
     return code
 
 
@@ -126,7 +138,7 @@ def _run(args: Sequence[str] | None) -> int:
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return Interrupted.exit_code
     except BrokenPipeError:
         raise
     except Exception as error:
@@ -140,29 +152,6 @@ def _run(args: Sequence[str] | None) -> int:
             return _fail(args, text, Unavailable.exit_code)
         return _own_fault(args)
     return 0
-
-
-def _open_closed_streams() -> None:
-    """Connect closed streams (`gpudist ... >&-`) to the null device: the next opened file must not get their number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-
-
-def _no_room(error: OSError) -> int:
-    where = error.filename or "standard output, or a file"
-    try:
-        complain(f"gpudist needs space for its output. Received: {where} ({error.strerror}). Free some, or use another disk.")
-    except OSError:  # standard error lies on the same disk, and Python would end with 120 for what it still has for it
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    return Unavailable.exit_code
-
-
-def _forget_own_folder() -> None:
-    """Remove the folder of our own script from the front of `sys.path`: no program may import from there."""
-    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if sys.path and not getattr(sys.flags, "safe_path", False) and os.path.abspath(sys.path[0]) != ours:
-        del sys.path[0]
 
 
 def _own_fault(args: Sequence[str] | None) -> int:

@@ -21,7 +21,6 @@ from emulate.errors import GpudistError, Interrupted, UsageError, did_you_mean
 if TYPE_CHECKING:
     from emulate.verify import Verdict
 
-_FAILURE = "gpudist.failure/1"
 _FAILURES = {2: "usage-error", 3: "failed", 4: "hung", 5: "unavailable", 70: "gpudist-error", 130: "interrupted"}
 """The word in place of a verdict, by exit code, where a command ends without one."""
 _STANDARD_OUTPUT = "-"
@@ -98,7 +97,13 @@ def check_outputs(
 
     given = {"--json": json, "--html": html, "--sarif": sarif, "--certificate": certificate}
     named = {option: text for option, text in given.items() if text is not None}
-    _check_outputs_apart(named)
+    taken: dict[str, str] = {}
+    for option, text in named.items():
+        other = taken.setdefault(_real_path(text), option)
+        if other != option:
+            raise UsageError(
+                f"{other} and {option} must be files of their own. Received: {named[other]!r} for both. Name another for one."
+            )
     if html is not None:
         check_libraries()
     files = {option: _output_file(option, text, others or {}) for option, text in named.items()}
@@ -118,21 +123,10 @@ def write_failure(args: Sequence[str], message: str, exit_code: int) -> None:
 
     own = [*takewhile(lambda word: word != "--", args), ""]
     texts = [word[7:] or after for word, after in pairwise(own) if word.partition("=")[0] == "--json"]
-    content = {"schema": _FAILURE, "verdict": _FAILURES[exit_code], "exit_code": exit_code, "message": message, "runs": []}
+    content = {"schema": "gpudist.failure/1", "verdict": _FAILURES[exit_code], "exit_code": exit_code, "message": message}
     for text in texts[-1:]:
         with contextlib.suppress(GpudistError):  # such a file is what is wrong, or belongs to somebody else
-            write_object(content, _output_file("--json", text, {}))
-
-
-def _check_outputs_apart(named: Mapping[str, str]) -> None:
-    """See that no two options name one file."""
-    taken: dict[str, str] = {}
-    for option, text in named.items():
-        other = taken.setdefault(_real_path(text), option)
-        if other != option:
-            raise UsageError(
-                f"{other} and {option} must be files of their own. Received: {named[other]!r} for both. Name another for one."
-            )
+            write_object({**content, "runs": []}, _output_file("--json", text, {}))
 
 
 def _output_file(option: str, text: str, others: Mapping[str, Path | None]) -> Path:
@@ -153,9 +147,6 @@ def _output_file(option: str, text: str, others: Mapping[str, Path | None]) -> P
 
 def _real_path(text: str) -> str:
     return os.path.realpath("/dev/stdout" if text == _STANDARD_OUTPUT else text)
-
-
-HINT = "Options and arguments of the program itself go after '--'."
 
 
 class Command(TyperCommand):
@@ -200,17 +191,13 @@ def in_our_words(error: Any) -> str:
         hint = did_you_mean(str(name), error.possibilities or []) or f"'{path} --help' lists them."
         more = getattr(getattr(context, "command", None), "hint", "")
         return f"An option of {path} must exist. Received: {name}. {hint} {more}".rstrip()
-    if name is not None and context is not None and (metavar := _metavar(context, name)):
-        return f"{name} must have a value. Received: none. Write {name} {metavar}."
+    options = [] if name is None or context is None else [param for param in context.command.params if name in param.opts]
+    for param in options:
+        if not getattr(param, "is_flag", False):
+            return f"{name} must have a value. Received: none. Write {name} {_name_of_value(param)}."
     if type(error).__name__ == "MissingParameter":
         return f"{path} needs {_name_of_value(error.param)}. Received: none. '{path} --help' shows how it is used."
     return f"{str(error.format_message()).rstrip('.')}. '{path} --help' shows how it is used."
-
-
-def _metavar(context: Any, option: str) -> str:
-    """Return what stands for the value of an option; empty where it takes none."""
-    matching = [param for param in context.command.params if option in param.opts and not getattr(param, "is_flag", False)]
-    return _name_of_value(matching[0]) if matching else ""
 
 
 def _name_of_value(param: Any) -> str:
@@ -226,7 +213,7 @@ P = ParamSpec("P")
 class ProgramCommand(Command):
     """Parse a command line that ends in `[-- ARGS...]`: everything after the first `--` goes to the program unchanged."""
 
-    hint = HINT
+    hint = "Options and arguments of the program itself go after '--'."
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the program's arguments aside before the options are read."""

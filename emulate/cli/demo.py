@@ -6,16 +6,13 @@ import shlex
 import shutil
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from emulate.cli.command import OWN_FAULT, complain, exits_properly
 from emulate.errors import UsageError
 from emulate.examples import FOLDERS, examples_folder
-
-if TYPE_CHECKING:
-    from emulate.verify import Verdict
 
 EXAMPLES = """Examples:
 
@@ -26,7 +23,6 @@ _RIGHT = "programs/multiworker_loop.py"
 _WRONG = "bugs/loss_scaling_multiworker.py"
 _CAUSE = "loss-scaling"
 _TOPOLOGIES = ("1x4", "2x2")
-_DOCUMENTATION = "https://gpudist.readthedocs.io"
 
 
 @exits_properly
@@ -58,7 +54,9 @@ def _show() -> int:
     from emulate.devices import check_tensorflow
 
     check_tensorflow()
-    right, wrong = (_from_here(examples_folder() / name) for name in (_RIGHT, _WRONG))
+    folder, here = examples_folder(), Path.cwd()
+    folder = folder.relative_to(here) if folder.is_relative_to(here) else folder  # as a user would type it
+    right, wrong = folder / _RIGHT, folder / _WRONG
     print(
         "gpudist runs a training program on several emulated GPUs and compares it, step\n"
         "by step, with the same program on one device. It needs no GPU.\n"
@@ -80,15 +78,9 @@ def _show() -> int:
         "More\n"
         "  gpudist demo --copy examples  copies the example programs to a new folder\n"
         "  gpudist causes                lists the causes that gpudist knows\n"
-        f"  {_DOCUMENTATION}"
+        "  https://gpudist.readthedocs.io"
     )
     return 0
-
-
-def _from_here(path: Path) -> Path:
-    """Return a path as a user would type it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _command(program: str | Path) -> str:
@@ -104,17 +96,14 @@ def _verify(program: Path, expected: int) -> int:
     with progress_on() as progress:
         verdict = verify(program, _TOPOLOGIES, progress=progress)
     show(verdict)
-    if verdict.exit_code == expected and (expected == 0 or _found_everywhere(verdict)):
+    is_found = all(_CAUSE in [cause.code for cause in run.causes] for run in verdict.runs)
+    if verdict.exit_code == expected and (expected == 0 or is_found):
         return 0
     complain(
         f"The demo must end with exit code {expected} for this program{f' and the cause {_CAUSE}' if expected else ''}. "
         f"Received: exit code {verdict.exit_code}. See the verdict above."
     )
     return OWN_FAULT if verdict.exit_code in (0, 1) else verdict.exit_code
-
-
-def _found_everywhere(verdict: Verdict) -> bool:
-    return all(_CAUSE in [cause.code for cause in run.causes] for run in verdict.runs)
 
 
 def _difference(right: Path, wrong: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from emulate.errors import UsageError
 
 if TYPE_CHECKING:
     from emulate.launch import Job, Target
-    from emulate.program import Program
 
 EXAMPLES = """Examples:
 
@@ -148,7 +146,12 @@ def launch(
         print(scheduler.text, end="")
         return 0
     if rehearse:
-        return _rehearse(user_program, job, lambda other: _target(kind, other, here, addresses, given))
+        from emulate.launch.rehearsal import rehearse as rehearse_job
+        from emulate.report import show
+
+        verdict = rehearse_job(user_program, job, lambda other: _target(kind, other, here, addresses, given), complain)
+        show(verdict, sys.stdout)
+        return verdict.exit_code
     if detach and kind == "hosts":
         raise UsageError("gpudist itself holds the connections to plain hosts. Received: --hosts --detach. Leave --detach out.")
     make_folder(here)
@@ -158,15 +161,6 @@ def launch(
         if job.steps is not None and state.exit_code == 0:
             complain(f"Compare it: gpudist compare DIR/reference {here / job.trace.name} (DIR of gpudist verify --traces DIR).")
     return 0 if detach else state.exit_code
-
-
-def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) -> int:
-    from emulate.launch.rehearsal import rehearse
-    from emulate.report import show
-
-    verdict = rehearse(program, job, target_of, complain)
-    show(verdict, sys.stdout)
-    return verdict.exit_code
 
 
 def _look_at(status: Path | None, logs: Path | None, cancel: Path | None) -> int | None:

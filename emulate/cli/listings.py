@@ -22,7 +22,6 @@ DEVICES_EXAMPLES = """Examples:
 gpudist devices
 
 gpudist devices --json machine.json"""
-_DEVICES_SCHEMA = "gpudist.devices/1"
 
 
 @exits_properly
@@ -37,7 +36,7 @@ def devices(json: ObjectOption = None) -> int:
     _add_devices(page, description, 0)
     page.print(files.screen)
     if files.json is not None:
-        write_object({"schema": _DEVICES_SCHEMA, **description}, files.json)
+        write_object({"schema": "gpudist.devices/1", **description}, files.json)
     return 0
 
 
@@ -64,13 +63,13 @@ def _split(key: str, value: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(value, Mapping):
         return ("", value) if value else ("none", {})
     if isinstance(value, (list, tuple)):
-        numbered = {str(number): _in_one_line(part) for number, part in enumerate(value) if isinstance(part, Mapping)}
+        numbered = {
+            str(number): ", ".join(f"{_label(name)} {_split(name, below)[0]}" for name, below in part.items())
+            for number, part in enumerate(value)
+            if isinstance(part, Mapping)
+        }
         return ("", numbered) if numbered else (", ".join(map(str, value)) or "none", {})
     return "unknown" if value is None else str(value), {}
-
-
-def _in_one_line(description: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_label(key)} {_split(key, value)[0]}" for key, value in description.items())
 
 
 _LABELS = {"own_network": "private network", "copy_on_write": "private files", "faults_of_links": "network faults"}
@@ -85,7 +84,6 @@ CAUSES_EXAMPLES = """Examples:
 gpudist causes
 
 gpudist causes loss-scaling --json cause.json"""
-_CAUSES_SCHEMA = "gpudist.causes/1"
 
 
 @exits_properly
@@ -115,12 +113,10 @@ def causes(
         _add_cause(page, catalogue[0])
     page.print(files.screen)
     if files.json is not None:
-        write_object({"schema": _CAUSES_SCHEMA, "causes": [_as_json(cause) for cause in catalogue]}, files.json)
+        flags = ("code", "by_design", "advice", "url")
+        objects = [{**{name: getattr(cause, name) for name in flags}, **asdict(cause.text)} for cause in catalogue]
+        write_object({"schema": "gpudist.causes/1", "causes": objects}, files.json)
     return 0
-
-
-def _as_json(cause: Cause) -> dict[str, Any]:
-    return {"code": cause.code, "by_design": cause.by_design, "advice": cause.advice, "url": cause.url, **asdict(cause.text)}
 
 
 def _add_cause(page: Page, cause: Cause) -> None:

@@ -28,7 +28,7 @@ ALL_REDUCES = ("auto", "ring", "hierarchical", "one-device")
 PRECISIONS = ("float32", "float64")
 
 
-COMMON_TOPOLOGIES = ("1x2", "1x4", "1x8", "2x1", "2x2", "2x4", "4x1", "4x2", "2x1+1ps")
+_COMMON_TOPOLOGIES = ("1x2", "1x4", "1x8", "2x1", "2x2", "2x4", "4x1", "4x2", "2x1+1ps")
 """The topologies that shell completion offers. Any HxD is valid."""
 
 
@@ -44,9 +44,13 @@ def complete_code(incomplete: str) -> list[str]:
     return completes(*(cause.code for cause in all_causes()))(incomplete)
 
 
-def _choice(*names: str) -> str:
-    """Return the possible values for the help."""
-    return f"[{'|'.join(names)}]"
+def topology_option(text: str) -> Any:
+    """Return the option `--topology`, with its help."""
+    return typer.Option("--topology", metavar="HxD", autocompletion=completes(*_COMMON_TOPOLOGIES), help=text)
+
+
+def _choice(option: str, values: tuple[str, ...], text: str) -> Any:
+    return typer.Option(option, metavar=f"[{'|'.join(values)}]", autocompletion=completes(*values), help=text)
 
 
 ProgramArgument = Annotated[
@@ -60,13 +64,7 @@ ModuleOption = Annotated[
     typer.Option("-m", metavar="MODULE", show_default=False, help="Run a module instead of PROGRAM, like python -m."),
 ]
 DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        metavar=_choice(*DEVICES),
-        autocompletion=completes(*DEVICES),
-        help="Device type. auto: GPUs if each device gets its own GPU, otherwise the CPU.",
-    ),
+    str, _choice("--device", DEVICES, "Device type. auto: GPUs if each device gets its own GPU, otherwise the CPU.")
 ]
 AllowOption = Annotated[
     list[str],
@@ -88,30 +86,13 @@ VirtualOption = Annotated[
 ]
 NetworkOption = Annotated[
     str,
-    typer.Option(
-        "--network",
-        metavar=_choice(*NETWORKS),
-        autocompletion=completes(*NETWORKS),
-        help="Network of several hosts. own: a private network; host: the network of this machine.",
-    ),
+    _choice("--network", NETWORKS, "Network of several hosts. own: a private network; host: the network of this machine."),
 ]
 AllReduceOption = Annotated[
-    str,
-    typer.Option(
-        "--all-reduce",
-        metavar=_choice(*ALL_REDUCES),
-        autocompletion=completes(*ALL_REDUCES),
-        help="All-reduce algorithm. auto: one that works for every program.",
-    ),
+    str, _choice("--all-reduce", ALL_REDUCES, "All-reduce algorithm. auto: one that works for every program.")
 ]
 PrecisionOption = Annotated[
-    str,
-    typer.Option(
-        "--precision",
-        metavar=_choice(*PRECISIONS),
-        autocompletion=completes(*PRECISIONS),
-        help="Compute in this float type. float64 makes rounding errors smaller.",
-    ),
+    str, _choice("--precision", PRECISIONS, "Compute in this float type. float64 makes rounding errors smaller.")
 ]
 FaultOption = Annotated[
     list[str],
@@ -223,23 +204,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_FILE = "pyproject.toml"
 
-
-def _texts_of(value: Any) -> list[str]:
+def _checked_texts(value: Any, check: Callable[[list[str]], object]) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise UsageError("must be a list of texts")
+    check(value)
     return value
-
-
-def _topologies_of(value: Any) -> list[str]:
-    topologies(_texts_of(value))
-    return _texts_of(value)
-
-
-def _allow_of(value: Any) -> list[str]:
-    check_codes(_texts_of(value))
-    return _texts_of(value)
 
 
 def _steps_of(value: Any) -> str:
@@ -263,9 +233,9 @@ def _strict_of(value: Any) -> bool:
 
 
 _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "topologies": ("topology", _topologies_of),
+    "topologies": ("topology", lambda value: _checked_texts(value, topologies)),
     "steps": ("steps", _steps_of),
-    "allow": ("allow", _allow_of),
+    "allow": ("allow", lambda value: _checked_texts(value, check_codes)),
     "strict": ("strict", _strict_of),
     "timeout": ("timeout", _timeout_of),
 }
@@ -289,7 +259,8 @@ def fill_from_file(context: typer.Context, **given: Any) -> tuple[dict[str, Any]
     if file is None:
         return given, ()
     said = {_KEYS[key][0]: (key, _value_of(key, value, file)) for key, value in table.items() if _checked(key, file)}
-    used = {name: said[name] for name in given if name in said and not _is_given(context, name)}
+    sources = {name: context.get_parameter_source(name) for name in given if name in said}
+    used = {name: said[name] for name, source in sources.items() if source is None or source.name != "COMMANDLINE"}
     keys = ", ".join(key for key, _ in used.values())
     note = (told("set-by-file")(f"Set by [tool.gpudist] of {file}: {keys}."),) if used else ()
     return {**given, **{name: value for name, (_, value) in used.items()}}, note
@@ -308,19 +279,15 @@ def find_file(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:
         UsageError: Where a pyproject.toml on the way cannot be read.
     """
     for place in (folder, *folder.parents):
-        file = place / _FILE
+        file = place / "pyproject.toml"
         if file.is_file():
-            table = _read_file(file).get("tool", {}).get("gpudist")
-            if table is not None:
+            try:
+                content = tomllib.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{file.name} must be valid TOML. Received: {str(file)!r} ({error}).") from None
+            if (table := content.get("tool", {}).get("gpudist")) is not None:
                 return file, table
     return None, {}
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{_FILE} must be valid TOML. Received: {str(file)!r} ({error}).") from None
 
 
 def _checked(key: str, file: Path) -> bool:
@@ -338,8 +305,3 @@ def _value_of(key: str, value: Any, file: Path) -> Any:
         if said.startswith("must "):
             said = f"{key} {said}. Received: {key} = {value!r}."
         raise UsageError(f"{said} ({key} of [tool.gpudist] in {file})") from None
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -16,12 +16,12 @@ import typer
 
 from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
-from emulate.errors import UsageError
+from emulate.errors import ProgramFailed, UsageError
 from emulate.faults import Fault, check_fired, check_for, parse_all
 from emulate.program import Program, hint_for, own_traceback, shorten_traceback
 
 if TYPE_CHECKING:
-    from emulate.cluster import HostOutcome, RunningCluster
+    from emulate.cluster import RunningCluster
     from emulate.topology import Topology
 
 EXAMPLES = """Examples:
@@ -32,15 +32,7 @@ gpudist run train.py --topology 1x8 -- --epochs 3
 
 gpudist run train.py --topology 2x2 --fault kill:host=1,step=5"""
 _PATIENCE = 10.0
-_RAISED = 3
 _WRONG_USE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # seen only once the program's file has run
-
-_TOPOLOGY = typer.Option(
-    "--topology",
-    metavar="HxD",
-    autocompletion=options.completes(*options.COMMON_TOPOLOGIES),
-    help="Number of hosts x devices on each host, or HxD+Pps with P parameter servers.",
-)
 
 
 @exits_properly
@@ -48,7 +40,9 @@ def run(
     context: typer.Context,
     program: options.ProgramArgument = None,
     module: options.ModuleOption = None,
-    topology: Annotated[list[str], _TOPOLOGY] = [options.DEFAULT_TOPOLOGY],  # noqa: B006 (typer copies it)
+    topology: Annotated[
+        list[str], options.topology_option("Number of hosts x devices on each host, or HxD+Pps with P parameter servers.")
+    ] = [options.DEFAULT_TOPOLOGY],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = "auto",
     network: options.NetworkOption = "own",
     all_reduce: options.AllReduceOption = "auto",
@@ -126,7 +120,10 @@ def _watch(cluster: RunningCluster, grace: float) -> int:
     with first_sigterm() as heard:
         while not cluster.is_over and time.monotonic() < until:
             for _, event in cluster.events(0.1):
-                _tell(event)
+                if event.get("event") == "needs-fresh-process":
+                    raise _NeedsFreshProcess
+                if event.get("event") == "note":
+                    complain(str(event.get("text")))
             for note in cluster.notes[notes_shown:]:
                 complain(note)
             notes_shown = len(cluster.notes)
@@ -142,26 +139,13 @@ def _watch(cluster: RunningCluster, grace: float) -> int:
     for fired in cluster.fired:
         complain(f"A fault was injected: {fired}.")
     failed = first_cause(cluster.outcomes)
-    if failed is not None and failed.error is not None and failed.error.kind == _WRONG_USE:
-        raise UsageError(failed.error.message)
-    if failed is not None and failed.error is not None and (hint := hint_for(failed.error.traceback_text)):
-        complain(hint)
-    if failed is not None and failed.status == "killed":
-        complain(f"The process of {cluster.name(failed.host)} was ended by signal {-(failed.code or 0)}.")
-    return 0 if failed is None else _exit_code(failed)
-
-
-def _tell(event: dict[str, Any]) -> None:
-    if event.get("event") == "needs-fresh-process":
-        raise _NeedsFreshProcess
-    if event.get("event") == "note":
-        complain(str(event.get("text")))
-
-
-def _exit_code(outcome: HostOutcome) -> int:
-    if outcome.status == "returned":
+    if failed is None or failed.status == "returned":
         return 0
-    if outcome.status == "raised":
-        return _RAISED
-    code = outcome.code if outcome.code is not None else 1
+    if failed.error is not None and failed.error.kind == _WRONG_USE:
+        raise UsageError(failed.error.message)
+    if failed.error is not None and (hint := hint_for(failed.error.traceback_text)):
+        complain(hint)
+    if failed.status == "killed":
+        complain(f"The process of {cluster.name(failed.host)} was ended by signal {-(failed.code or 0)}.")
+    code = ProgramFailed.exit_code if failed.status == "raised" else 1 if failed.code is None else failed.code
     return code if code >= 0 else 128 - code

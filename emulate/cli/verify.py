@@ -5,14 +5,14 @@ from __future__ import annotations
 import json as json_module
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from emulate.cli import options
 from emulate.cli.command import HtmlOption, JsonOption, SarifOption, check_outputs, exits_properly, program_args
 from emulate.errors import UsageError
-from emulate.told import Told, told
+from emulate.told import told
 
 if TYPE_CHECKING:
     from emulate.verify import Verdict
@@ -35,11 +35,8 @@ def verify(
     module: options.ModuleOption = None,
     topology: Annotated[
         list[str],
-        typer.Option(
-            "--topology",
-            metavar="HxD",
-            autocompletion=options.completes(*options.COMMON_TOPOLOGIES),
-            help="Number of hosts x devices on each host, or HxD+Pps with P parameter servers. Repeatable. Default: 1x4.",
+        options.topology_option(
+            "Number of hosts x devices on each host, or HxD+Pps with P parameter servers. Repeatable. Default: 1x4."
         ),
     ] = [],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = "auto",
@@ -182,8 +179,12 @@ def compare(
     html: HtmlOption = None,
 ) -> int:
     """Compare two recorded runs, also from different machines. The first is the reference."""
-    for folder in (reference, trace):
-        _check_trace(folder)
+    for path in (reference, trace):
+        if not (path / "trace.json").is_file():
+            inside = ", ".join(sorted(str(path / file.parent.name) for file in path.glob("*/trace.json")))
+            hint = f"Traces in it: {inside}." if inside else "'gpudist verify PROGRAM --traces DIR' writes traces into DIR."
+            rule = "A TRACE must be the folder of a recorded run, with a trace.json."
+            raise UsageError(f"{rule} Received: {str(path)!r}. {hint}")
     files = check_outputs(json, html)
     chosen, from_file = options.fill_from_file(context, allow=allow, strict=strict)
     options.check_codes(chosen["allow"])
@@ -193,19 +194,17 @@ def compare(
     return verdict.exit_code
 
 
-def _check_trace(path: Path) -> None:
-    if (path / "trace.json").is_file():
-        return
-    inside = sorted(str(path / file.parent.name) for file in path.glob("*/trace.json"))
-    hint = f"Traces in it: {', '.join(inside)}." if inside else "'gpudist verify PROGRAM --traces DIR' writes traces into DIR."
-    raise UsageError(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
+_OTHER_SETTING = told("other-setting")("The two runs had a different {}: {} in the reference, {} here.")
 
 
 def _verdict_of_traces(reference: Path, trace: Path, allow: list[str]) -> Verdict:
     from emulate.verify import Reference, Verdict, compare_traces
 
     run = compare_traces(reference, trace, allow=allow)
-    first, second = _about(reference), _about(trace)
+    first, second = (json_module.loads((path / "trace.json").read_text(encoding="utf-8")) for path in (reference, trace))
+    ours, theirs = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
+    settings = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
+    differing = [name for name in settings if ours.get(name) != theirs.get(name)]
     return Verdict(
         program=str(second.get("program") or trace),
         seed=int(second.get("seed") or 0),
@@ -213,24 +212,5 @@ def _verdict_of_traces(reference: Path, trace: Path, allow: list[str]) -> Verdic
         versions={str(name): str(version) for name, version in dict(second.get("versions") or {}).items()},
         reference=Reference("ok", run.steps),
         runs=(run,),
-        notes=tuple(_differences(first, second)),
+        notes=tuple(_OTHER_SETTING.format(name, ours.get(name), theirs.get(name)) for name in differing),
     )
-
-
-def _about(trace: Path) -> dict[str, Any]:
-    about: dict[str, Any] = json_module.loads((trace / "trace.json").read_text(encoding="utf-8"))
-    return about
-
-
-_OTHER_SETTING = told("other-setting")("The two runs had a different {}: {} in the reference, {} here.")
-
-
-def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[Told]:
-    """Return what differed between the runs' settings and may explain a difference."""
-    reference, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
-    names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
-    return [
-        _OTHER_SETTING.format(name, reference.get(name), other.get(name))
-        for name in names
-        if reference.get(name) != other.get(name)
-    ]

@@ -57,7 +57,10 @@ class AllReduceChoice:
         self._wish = "ring" if plan.is_virtual else plan.all_reduce
         self._is_virtual = plan.is_virtual
         self._is_nccl_possible = plan.gpus is not None and not plan.gpus.may_share_gpus
-        self._why_not = _why_not(plan)
+        if plan.gpus is None:
+            self._why_not = "runs on GPUs only"
+        else:
+            self._why_not = "refuses two ranks on one GPU" if plan.gpus.may_share_gpus else "gives way to --all-reduce ring"
         self._note = note
         self.refused = RefusedOnGpus(note)
 
@@ -162,7 +165,11 @@ def _ending_walks(operation: Any) -> Any:
         values = getattr(sums, "values", None)
         if not isinstance(values, tuple) or not all(isinstance(value, tf.Tensor) for value in values):
             return sums
-        return type(sums)([_without_gradient(value) for value in values])
+        stopped = []
+        for value in values:
+            with tf.device(value.device):
+                stopped.append(tf.stop_gradient(value))
+        return type(sums)(stopped)
 
     @functools.wraps(real)
     def batch_reduce(*args: Any, **kwargs: Any) -> Any:
@@ -170,19 +177,6 @@ def _ending_walks(operation: Any) -> Any:
 
     operation.batch_reduce = batch_reduce
     return operation
-
-
-def _without_gradient(value: Any) -> Any:
-    import tensorflow as tf
-
-    with tf.device(value.device):
-        return tf.stop_gradient(value)
-
-
-def _why_not(plan: DevicePlan) -> str:
-    if plan.gpus is None:
-        return "runs on GPUs only"
-    return "refuses two ranks on one GPU" if plan.gpus.may_share_gpus else "gives way to --all-reduce ring"
 
 
 def _collective(extended: Any) -> str:

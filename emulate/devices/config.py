@@ -79,7 +79,8 @@ class DeviceAnswers:
         name = self._names.real(device)
         if self._gpus.kind == "GPU":
             return dict(real(name))
-        current = _resident_bytes()
+        with open("/proc/self/statm", encoding="ascii") as file:  # an emulated GPU's memory is that of the host
+            current = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         self._peak = max(self._peak, current)
         return {"current": current, "peak": self._peak}
 
@@ -120,11 +121,7 @@ class DeviceAnswers:
         without.CopyFrom(session_config or without)
         without.device_count["GPU"] = 0
         return list(real(without)) + [
-            attributes(
-                name=f"/device:GPU:{i}",
-                device_type="GPU",
-                physical_device_desc=f"device: {i}, name: gpudist GPU",
-            )
+            attributes(name=f"/device:GPU:{i}", device_type="GPU", physical_device_desc=f"device: {i}, name: gpudist GPU")
             for i in range(self._gpus.num_logical)
         ]
 
@@ -157,12 +154,6 @@ def _others(devices: Iterable[Any]) -> list[Any]:
 
 def _is_gpu(device: Any) -> bool:
     return getattr(device, "device_type", None) == "GPU"
-
-
-def _resident_bytes() -> int:
-    """Return the resident memory of this process in bytes: an emulated GPU's memory is the host's."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 _FRAMEWORK = frozenset({"tensorflow", "keras", "tf_keras", "emulate"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
@@ -64,19 +64,12 @@ def _gather_and_add(launcher: Any, tensor: Any, control_input: Any, options: Any
         row = tf.cast(tf.reshape(tensor, [1, -1]), wide)
     gathered = launcher._all_gather(row, options)
     with tf.device(launcher._device):
-        rows = _sorted(tf.unstack(tf.cast(tf.reshape(gathered, [launcher._group_size, -1]), tensor.dtype)))
+        rows = tf.unstack(tf.cast(tf.reshape(gathered, [launcher._group_size, -1]), tensor.dtype))
+        # Sorted element by element over the rows: few wide operations instead of many small sorts.
+        for low, high in _network(len(rows)):
+            rows[low], rows[high] = tf.minimum(rows[low], rows[high]), tf.maximum(rows[low], rows[high])
         total = functools.reduce(tf.add, rows)
         return tf.ensure_shape(tf.reshape(total, tf.shape(tensor)), tensor.shape)
-
-
-def _sorted(rows: Sequence[Any]) -> list[Any]:
-    """Sort element by element over the rows, by Batcher's network: few wide operations instead of many small sorts."""
-    import tensorflow as tf
-
-    result = list(rows)
-    for low, high in _network(len(result)):
-        result[low], result[high] = tf.minimum(result[low], result[high]), tf.maximum(result[low], result[high])
-    return result
 
 
 def _network(number: int) -> list[tuple[int, int]]:

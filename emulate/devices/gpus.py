@@ -12,13 +12,6 @@ from emulate.devices.plan import DevicePlan, Note
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _T = TypeVar("_T")
-_DETAILS = {
-    "device_name": "gpudist emulated GPU",
-    "compute_capability": (8, 0),  # of a GPU that has tensor cores: programs ask before they choose mixed precision
-}
-_LATE_VISIBLE = "Visible devices cannot be modified after being initialized"
-_LATE_SPLIT = "Virtual devices cannot be modified after being initialized"
-_LATE_GROWTH = "Physical devices cannot be modified after being initialized"
 
 
 class _Folded(list[_T]):
@@ -68,17 +61,13 @@ class EmulatedGpus:
         """Return the GPUs, found at first use as in TensorFlow: until then the program may set CUDA_VISIBLE_DEVICES."""
         import tensorflow as tf
 
-        names = [f"/physical_device:GPU:{i}" for i in range(self._num_physical())]
+        wanted, count = os.environ.get(VISIBLE), self.plan.num_devices
+        if wanted is not None and wanted != self._shown:
+            count = _count_cuda(wanted, self.plan.num_devices, self.plan.reference)
+            if count < self.plan.num_devices:
+                self._note_hidden(f"sets CUDA_VISIBLE_DEVICES={wanted!r}", count)
+        names = [f"/physical_device:GPU:{i}" for i in range(count)]
         return [tf.config.PhysicalDevice(name=name, device_type="GPU") for name in names]
-
-    def _num_physical(self) -> int:
-        wanted = os.environ.get(VISIBLE)
-        if wanted is None or wanted == self._shown:
-            return self.plan.num_devices
-        count = _count_cuda(wanted, self.plan.num_devices, self.plan.reference)
-        if count < self.plan.num_devices:
-            self._note_hidden(f"sets CUDA_VISIBLE_DEVICES={wanted!r}", count)
-        return count
 
     @property
     def visible(self) -> list[Any]:
@@ -122,14 +111,15 @@ class EmulatedGpus:
 
     def details(self, real: Callable[[Any], dict[str, Any]], device: Any) -> dict[str, Any]:
         """Return what a program learns about a GPU: the model and its compute capability."""
-        return dict(_DETAILS)
+        # With tensor cores, for programs that ask before they choose mixed precision.
+        return {"device_name": "gpudist emulated GPU", "compute_capability": (8, 0)}
 
     def show(self, devices: list[Any]) -> None:
         """Make only these GPUs visible."""
         self._check_known(devices)
         if devices == self.visible:
             return
-        _refuse_late(_LATE_VISIBLE)
+        _refuse_late("Visible")
         self._visible = list(dict.fromkeys(devices))
         if len(self._visible) < self.plan.num_devices:
             self._note_hidden("calls set_visible_devices", len(self._visible))
@@ -142,10 +132,11 @@ class EmulatedGpus:
             raise ValueError("Setting memory limit is required for GPU virtual devices")
         if self._splits.get(device) == parts:
             return
-        _refuse_late(_LATE_SPLIT)
+        _refuse_late("Virtual")
         self._splits[device] = list(parts)
-        text = f"the program splits {device.name} into {len(parts)}: {self.num_logical} logical GPUs on this host"
-        self.note("gpu-split", text)
+        self.note(
+            "gpu-split", f"the program splits {device.name} into {len(parts)}: {self.num_logical} logical GPUs on this host"
+        )
         self.split_cpu()
 
     def split_of(self, device: Any) -> list[Any] | None:
@@ -160,7 +151,7 @@ class EmulatedGpus:
             raise ValueError("Cannot set memory growth on device when virtual devices configured")
         if self._growth.get(device) == enable:
             return
-        _refuse_late(_LATE_GROWTH)
+        _refuse_late("Physical")
         self._growth[device] = enable
 
     def growth_of(self, device: Any) -> bool | None:
@@ -179,13 +170,11 @@ class EmulatedGpus:
             raise ValueError("Setting memory limit on CPU virtual devices is currently not supported")
         if self.cpu_split == len(parts):
             return
-        _refuse_late(_LATE_SPLIT)
+        _refuse_late("Virtual")
         self.cpu_split = len(parts)
         if len(parts) != self.plan.num_devices and not self.plan.reference:
-            text = (
-                f"the program splits its CPU into {len(parts)}: it gets the topology's {self.plan.num_devices} devices instead"
-            )
-            self.note("cpu-split", text)
+            instead = f"it gets the topology's {self.plan.num_devices} devices instead"
+            self.note("cpu-split", f"the program splits its CPU into {len(parts)}: {instead}")
 
     def _note_hidden(self, how: str, count: int) -> None:
         if not self.plan.reference:
@@ -210,9 +199,10 @@ def split_cpu(number: int) -> None:
     context.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(number)])
 
 
-def _refuse_late(text: str) -> None:
+def _refuse_late(kind: str) -> None:
+    """Raise the error that TensorFlow raises for a change after its runtime has started."""
     if upstream.is_initialized():
-        raise RuntimeError(text)
+        raise RuntimeError(f"{kind} devices cannot be modified after being initialized")
 
 
 def _count_cuda(wanted: str, available: int, reference: bool) -> int:

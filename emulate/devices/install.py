@@ -36,7 +36,13 @@ def install(plan: DevicePlan, note: Note) -> None:
         Unavailable: When TensorFlow does not see the GPUs that the plan gives to this host.
     """
     shown = os.environ.get(VISIBLE)  # the program may write it, and import TensorFlow after that
-    when_imported("tensorflow", lambda: _install(plan, _once(note), shown))
+
+    def note_once(code: str, text: str) -> None:
+        if (code, text) not in _said:
+            _said.add((code, text))
+            note(code, text)
+
+    when_imported("tensorflow", lambda: _install(plan, note_once, shown))
 
 
 def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
@@ -45,7 +51,13 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
             f"Devices are set up before TensorFlow's runtime. Received: num_devices={plan.num_devices} in a process that has "
             "run an operation. Start the host in a process that has not."
         )
-    gpus = _gpus(plan, note, shown)
+    gpus: EmulatedGpus
+    if plan.gpus is not None:
+        gpus = PhysicalGpus(plan, note)
+    else:
+        hide_gpus()
+        gpus = EmulatedGpus(plan, note, shown)
+        split_cpu(plan.num_cpus)
     names = DeviceNames(gpus)
     choice = AllReduceChoice(plan, note)
     answer_program(DeviceAnswers(gpus, names))
@@ -65,24 +77,6 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
         install_virtual(plan, note)
     elif plan.all_reduce == "ring":
         sum_in_one_order()
-
-
-def _gpus(plan: DevicePlan, note: Note, shown: str | None) -> EmulatedGpus:
-    if plan.gpus is not None:
-        return PhysicalGpus(plan, note)
-    hide_gpus()
-    gpus = EmulatedGpus(plan, note, shown)
-    split_cpu(plan.num_cpus)
-    return gpus
-
-
-def _once(note: Note) -> Note:
-    def say(code: str, text: str) -> None:
-        if (code, text) not in _said:
-            _said.add((code, text))
-            note(code, text)
-
-    return say
 
 
 def _mirrored(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:

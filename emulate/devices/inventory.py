@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 
 MIB = 1 << 20
-_TF32_SINCE = (8, 0)
 _PROHIBITED = ", whose compute mode is prohibited: `nvidia-smi -c DEFAULT` as root changes that"
 _NO_INSTANCE = (
     ", in MIG mode without an instance: `nvidia-smi mig -cgi PROFILE -C` as root makes one, `nvidia-smi -mig 0` ends the mode"
@@ -56,7 +55,7 @@ class Gpu:
     @property
     def has_tf32(self) -> bool:
         """Return whether float32 matrix products may be rounded to TF32 (Ampere and later)."""
-        return self.capability >= _TF32_SINCE
+        return self.capability >= (8, 0)
 
 
 @dataclass(frozen=True)
@@ -169,8 +168,15 @@ def _told(nvml: Any, index: int) -> list[Gpu]:
 def _gpus_at(nvml: Any, index: int) -> Iterator[Gpu]:
     device = nvml.nvmlDeviceGetHandleByIndex(index)
     name, capability = _text(nvml.nvmlDeviceGetName(device)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(device))
-    mode, is_split = _compute_mode(nvml, device), _is_in_mig_mode(nvml, device)
-    parts = list(_mig_instances(nvml, device)) if is_split else [device]
+    mode, is_split = nvml.NVML_COMPUTEMODE_DEFAULT, False
+    with contextlib.suppress(nvml.NVMLError_NotSupported):  # by a GPU of a virtual machine
+        mode = nvml.nvmlDeviceGetComputeMode(device)
+    with contextlib.suppress(nvml.NVMLError_NotSupported):
+        is_split = nvml.nvmlDeviceGetMigMode(device)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    parts = [] if is_split else [device]
+    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device) if is_split else 0):
+        with contextlib.suppress(nvml.NVMLError_NotFound):
+            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, i))
     if mode == nvml.NVML_COMPUTEMODE_PROHIBITED or not parts:
         why = _NO_INSTANCE if is_split else _PROHIBITED
         yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(device)), name, 0, 0, capability, unusable=why)
@@ -180,27 +186,6 @@ def _gpus_at(nvml: Any, index: int) -> Iterator[Gpu]:
         total, free = _memory(nvml, part)
         shown = f"{name} (MIG)" if is_split else name
         yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(part)), shown, total, free, capability, is_split, exclusive)
-
-
-def _compute_mode(nvml: Any, device: Any) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetComputeMode(device))
-    except nvml.NVMLError_NotSupported:  # a GPU of a virtual machine
-        return int(nvml.NVML_COMPUTEMODE_DEFAULT)
-
-
-def _is_in_mig_mode(nvml: Any, device: Any) -> bool:
-    try:
-        current, _ = nvml.nvmlDeviceGetMigMode(device)
-    except nvml.NVMLError_NotSupported:
-        return False
-    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
-
-
-def _mig_instances(nvml: Any, device: Any) -> Iterator[Any]:
-    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
-        with contextlib.suppress(nvml.NVMLError_NotFound):
-            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, i)
 
 
 def _memory(nvml: Any, device: Any) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from emulate.devices.inventory import MIB, Gpu, Inventory, about_compiling, find_gpus, why_not_compiled
+from emulate.devices.inventory import MIB, Inventory, about_compiling, find_gpus, why_not_compiled
 from emulate.devices.lease import ask_until, is_leased, patience_now
 from emulate.devices.plan import MOSTLY_FREE, distinct, is_short, mostly_free, share_out, usable
 from emulate.errors import Unavailable, UsageError
@@ -146,7 +146,12 @@ def decide(
             f"--device gpu needs GPUs that TensorFlow can use. Received: device='gpu' for {numbers}, and {blind}. "
             "Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
         )
-    lacking = {topology: told("lack-of-gpus")(why) for topology in topologies if (why := _why_lacking(inventory, topology))}
+    lacking = {}
+    for topology in topologies:
+        try:
+            share_out(inventory, topology)
+        except Unavailable as error:
+            lacking[topology] = told("lack-of-gpus")(str(error))
     if len(lacking) == len(topologies):
         raise Unavailable(next(iter(lacking.values())))
     return DeviceChoice("gpu", lacking=lacking)
@@ -201,14 +206,6 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _why_lacking(inventory: Inventory, topology: Topology) -> str:
-    try:
-        share_out(inventory, topology)
-    except Unavailable as error:
-        return str(error)
-    return ""
-
-
 def what_tensorflow_says() -> dict[str, Any]:
     """Return TensorFlow's version and the GPUs it sees, asked in a separate process; or why it could not be asked.
 
@@ -248,9 +245,6 @@ def check_tensorflow() -> None:
         raise UsageError(text)
 
 
-# Measured: the first host of a cluster costs about 500 MB, each further one about 100 MB (pages are shared with the parent).
-_FIRST_HOST_BYTES = 500 * MIB
-_HOST_BYTES = 100 * MIB
 SHOWN_TOPOLOGIES = tuple(map(Topology.parse, ["1x1", "1x2", "1x4", "1x8", "2x1", "2x2", "2x4", "4x1", "4x2", "8x1"]))
 
 
@@ -268,6 +262,8 @@ def describe_machine() -> dict[str, Any]:
     memory, tensorflow = psutil.virtual_memory(), what_tensorflow_says()
     problem = unsupported() or tensorflow.get("tensorflow_error")
     error = {"tensorflow_error": problem} if problem else {}
+    # Measured: the first host of a cluster costs about 500 MB, each further one about 100 MB (it shares pages with the parent).
+    hosts = min(MAX_HOSTS, max(1, 1 + (memory.available - 500 * MIB) // (100 * MIB)))
     return {
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -276,7 +272,7 @@ def describe_machine() -> dict[str, Any]:
         "tensorflow": tensorflow["tensorflow"],
         **error,
         "gpus": describe_gpus(find_gpus(), tensorflow),
-        "emulation": {"devices_per_host": MAX_DEVICES_PER_HOST, "hosts": _hosts_in(memory.available)},
+        "emulation": {"devices_per_host": MAX_DEVICES_PER_HOST, "hosts": hosts},
     }
 
 
@@ -298,24 +294,39 @@ def describe_gpus(inventory: Inventory, tensorflow: Mapping[str, Any]) -> dict[s
     cannot = why_not_compiled(inventory.gpus, tensorflow, inventory.driver)
     compiled = cannot or about_compiling(inventory.gpus, tensorflow)
     blind = "" if cannot else why_blind(inventory, lambda: tensorflow)
-    topologies = _topologies(inventory)
+    whole, sliced, too_large, with_nccl = [], {}, [], []
+    for topology in SHOWN_TOPOLOGIES:
+        try:
+            share = share_out(inventory, topology).hosts[0]
+        except Unavailable:
+            too_large.append(str(topology))
+            continue
+        if share.is_sliced:
+            sliced[str(topology)] = f"{share.slices[0][0] / 1024:.1f} GiB each"
+        else:
+            whole.append(str(topology))
+        if not share.may_share_gpus:
+            with_nccl.append(topology)
+    found = [
+        {
+            "name": gpu.name,
+            "memory_bytes": {"total": gpu.total, "free": gpu.free},
+            "compute_capability": ".".join(map(str, gpu.capability)),
+            "tf32": "yes, off when runs are compared" if gpu.has_tf32 else "no",
+            "uuid": gpu.uuid,
+        }
+        for gpu in inventory.gpus
+    ]
     return {
         "driver": inventory.driver,
         "seen_by_tensorflow": len(tensorflow["gpus"]),
-        "found": [_about(gpu) for gpu in inventory.gpus],
+        "found": found,
         **({"left_out": list(inventory.left_out)} if inventory.left_out else {}),
         **({"kernels": compiled} if compiled else {}),
         **({"unusable": blind} if blind else {}),
-        "topologies": topologies,
-        "nccl": _where_nccl_sums([topology for topology in SHOWN_TOPOLOGIES if _may_use_nccl(inventory, topology)]),
+        "topologies": {"one_gpu_each": whole, "slices": sliced, "too_large": too_large},
+        "nccl": _where_nccl_sums(with_nccl),
     }
-
-
-def _may_use_nccl(inventory: Inventory, topology: Topology) -> bool:
-    try:
-        return not share_out(inventory, topology).hosts[0].may_share_gpus
-    except Unavailable:
-        return False
 
 
 def _where_nccl_sums(whole: list[Topology]) -> str:
@@ -327,32 +338,3 @@ def _where_nccl_sums(whole: list[Topology]) -> str:
     asked = [f"on {', '.join(hosts)} where MultiWorkerMirroredStrategy is told to use it"] if hosts else []
     by_itself = [f"on {', '.join(one_host)} with MirroredStrategy"] if one_host else []
     return f"sums {', '.join(by_itself + asked)}; parts of a GPU are summed without it"
-
-
-def _about(gpu: Gpu) -> dict[str, Any]:
-    return {
-        "name": gpu.name,
-        "memory_bytes": {"total": gpu.total, "free": gpu.free},
-        "compute_capability": ".".join(map(str, gpu.capability)),
-        "tf32": "yes, off when runs are compared" if gpu.has_tf32 else "no",
-        "uuid": gpu.uuid,
-    }
-
-
-def _topologies(inventory: Inventory) -> dict[str, Any]:
-    whole, sliced, too_large = [], {}, []
-    for topology in SHOWN_TOPOLOGIES:
-        try:
-            shares = share_out(inventory, topology).hosts
-        except Unavailable:
-            too_large.append(str(topology))
-            continue
-        if shares[0].is_sliced:
-            sliced[str(topology)] = f"{shares[0].slices[0][0] / 1024:.1f} GiB each"
-        else:
-            whole.append(str(topology))
-    return {"one_gpu_each": whole, "slices": sliced, "too_large": too_large}
-
-
-def _hosts_in(available: int) -> int:
-    return min(MAX_HOSTS, max(1, 1 + (available - _FIRST_HOST_BYTES) // _HOST_BYTES))

@@ -65,8 +65,16 @@ class DeviceNames:
         """
         named = [devices] if isinstance(devices, str) else list(devices)
         if self._gpus.plan.reference:
-            return list({_index_in(name): name for name in map(self.real, reversed(named))}.values())[::-1]
-        self._check_number(named)
+            import tensorflow as tf
+
+            reals = [self.real(device) for device in reversed(named)]
+            return list({int(tf.DeviceSpec.from_string(name).device_index or 0): name for name in reals}.values())[::-1]
+        if len(named) > max(self._gpus.num_cpus, self._gpus.num_logical):
+            names = [d if isinstance(d, str) else _name_of(d) for d in named]
+            raise UsageError(
+                f"A strategy uses at most the devices that its host has. Received: {len(named)} devices {names}, and this host "
+                f"has {self._there()}. Name fewer, or verify on a topology with {len(named)} devices per host."
+            )
         return [self.real(device) for device in named]
 
     def all_for_strategy(self, prefix: str = "", hosts: int = 1) -> list[str]:
@@ -106,26 +114,11 @@ class DeviceNames:
         cpus = self._gpus.num_cpus
         return gpus + (f" and CPU:0 to CPU:{cpus - 1}" if cpus > 1 else " and CPU:0")
 
-    def _check_number(self, named: list[Any]) -> None:
-        available = max(self._gpus.num_cpus, self._gpus.num_logical)
-        if len(named) > available:
-            names = [d if isinstance(d, str) else _name_of(d) for d in named]
-            raise UsageError(
-                f"A strategy uses at most the devices that its host has. Received: {len(named)} devices {names}, and this host "
-                f"has {self._there()}. Name fewer, or verify on a topology with {len(named)} devices per host."
-            )
-
 
 def _name_of(device: Any) -> str | None:
     """Return the name of a DeviceSpec or a logical device; None for anything else."""
     name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", None)
     return name if isinstance(name, str) else None
-
-
-def _index_in(name: str) -> int:
-    import tensorflow as tf
-
-    return int(tf.DeviceSpec.from_string(name).device_index or 0)
 
 
 def translate_placement(names: DeviceNames) -> None:

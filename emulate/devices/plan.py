@@ -165,11 +165,35 @@ def share_out(inventory: Inventory, topology: Topology) -> Allotment:
     enough = usable(inventory.gpus)
     chosen = distinct(mostly_free(enough), topology) or distinct(enough, topology)
     if chosen:
-        return Allotment(_whole(chosen, topology), _about_whole(chosen, topology))
-    cut = max((_sliced(group, topology) for group in _prefixes(enough)), key=lambda candidate: candidate.rank, default=None)
+        return _of_whole_gpus(chosen, topology)
+    cuts = (_sliced(group, topology) for group in _prefixes(enough))
+    cut = max(cuts, key=lambda cut: (cut.size, len(cut.gpus)), default=None)
     if cut is None or cut.size < LEAST_SLICE:
         raise Unavailable(_too_little(inventory, topology))
-    return Allotment(_slices(cut, topology), _about_slices(cut, topology))
+    return _of_slices(cut, topology)
+
+
+def _of_whole_gpus(gpus: Sequence[Gpu], topology: Topology) -> Allotment:
+    each, are_parts = topology.num_devices, any(gpu.is_part for gpu in gpus)
+    uuids = [gpu.uuid for gpu in gpus]
+    shares = tuple(GpuShare(tuple(uuids[at : at + each]), are_parts=are_parts) for at in range(0, len(gpus), each))
+    mixed = " They are of several models, which round differently." if len({gpu.name for gpu in gpus}) > 1 else ""
+    without = f": {_WITHOUT_NCCL}" if topology.num_replicas > 1 and are_parts else ""
+    return Allotment(shares, f"{topology} ran on {_count(len(gpus))} ({_models(gpus)}), one for each device{without}.{mixed}")
+
+
+def _of_slices(cut: _Cut, topology: Topology) -> Allotment:
+    each, size = topology.num_devices, cut.size // MIB
+    shares = []
+    for at in range(0, topology.num_replicas, each):
+        owned = [(owner, len(list(same))) for owner, same in groupby(cut.owners[at : at + each])]
+        uuids, slices = tuple(cut.gpus[owner].uuid for owner, _ in owned), tuple((size,) * n for _, n in owned)
+        shares.append(GpuShare(uuids, slices, any(gpu.is_part for gpu in cut.gpus)))
+    text = (
+        f"{topology} ran on {_count(len(cut.gpus))} ({_models(cut.gpus)}) in {topology.num_replicas} slices of "
+        f"{cut.size / (1 << 30):.1f} GiB, one for each device: {_WITHOUT_NCCL}, and times say nothing."
+    )
+    return Allotment(tuple(shares), text)
 
 
 def is_short(inventory: Inventory, topology: Topology) -> bool:
@@ -202,10 +226,6 @@ class _Cut:
     owners: tuple[int, ...]
     size: int
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        return self.size, len(self.gpus)
-
 
 def _sliced(gpus: Sequence[Gpu], topology: Topology) -> _Cut:
     owners = _owners(gpus, topology)
@@ -233,22 +253,6 @@ def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> i
     return (gpu.free - GPU_RESERVE - processes * process_reserve(gpu)) // len(here) // MIB * MIB
 
 
-def _whole(gpus: Sequence[Gpu], topology: Topology) -> tuple[GpuShare, ...]:
-    each = topology.num_devices
-    uuids, are_parts = [gpu.uuid for gpu in gpus], any(gpu.is_part for gpu in gpus)
-    return tuple(GpuShare(tuple(uuids[at : at + each]), are_parts=are_parts) for at in range(0, len(gpus), each))
-
-
-def _slices(cut: _Cut, topology: Topology) -> tuple[GpuShare, ...]:
-    each, size = topology.num_devices, cut.size // MIB
-    shares = []
-    for at in range(0, topology.num_replicas, each):
-        owned = [(owner, len(list(same))) for owner, same in groupby(cut.owners[at : at + each])]
-        uuids, slices = tuple(cut.gpus[owner].uuid for owner, _ in owned), tuple((size,) * n for _, n in owned)
-        shares.append(GpuShare(uuids, slices, any(gpu.is_part for gpu in cut.gpus)))
-    return tuple(shares)
-
-
 def _alike(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
     """Group GPUs by model, the larger groups first."""
     models: dict[tuple[str, tuple[int, int], bool], list[Gpu]] = {}
@@ -266,19 +270,6 @@ def _prefixes(gpus: Iterable[Gpu]) -> Iterable[list[Gpu]]:
 
 def _most_free(gpu: Gpu) -> tuple[int, int]:
     return -gpu.free, gpu.index
-
-
-def _about_whole(gpus: Sequence[Gpu], topology: Topology) -> str:
-    mixed = " They are of several models, which round differently." if len({gpu.name for gpu in gpus}) > 1 else ""
-    without = f": {_WITHOUT_NCCL}" if topology.num_replicas > 1 and any(gpu.is_part for gpu in gpus) else ""
-    return f"{topology} ran on {_count(len(gpus))} ({_models(gpus)}), one for each device{without}.{mixed}"
-
-
-def _about_slices(cut: _Cut, topology: Topology) -> str:
-    return (
-        f"{topology} ran on {_count(len(cut.gpus))} ({_models(cut.gpus)}) in {topology.num_replicas} slices of "
-        f"{cut.size / (1 << 30):.1f} GiB, one for each device: {_WITHOUT_NCCL}, and times say nothing."
-    )
 
 
 def _too_little(inventory: Inventory, topology: Topology) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from emulate.graph_functions import load
+
 
 def context() -> Any:
     """Return the eager context, without initializing it."""
-    from tensorflow.python.eager import context as module
-
-    return module.context()
+    return load("tensorflow.python.eager.context").context()
 
 
 def is_initialized() -> bool:
@@ -23,30 +23,22 @@ def is_initialized() -> bool:
 
 def context_class() -> Any:
     """Return the class whose `device` implements every eager `tf.device`."""
-    from tensorflow.python.eager import context as module
-
-    return module.Context
+    return load("tensorflow.python.eager.context").Context
 
 
 def graph_class() -> Any:
     """Return the class whose `device` implements every `tf.device` in a graph."""
-    from tensorflow.python.framework import ops
-
-    return ops.Graph
+    return load("tensorflow.python.framework.ops").Graph
 
 
 def function_graph_class() -> Any:
     """Return the class of a tf.function's graph, whose `capture_call_time_value` gives collectives their keys."""
-    from tensorflow.python.framework import func_graph
-
-    return func_graph.FuncGraph
+    return load("tensorflow.python.framework.func_graph").FuncGraph
 
 
 def concrete_function_class() -> Any:
     """Return the class of one trace of a tf.function; `_call_flat` calls it, also in a graph under construction."""
-    from tensorflow.python.eager.polymorphic_function import concrete_function
-
-    return concrete_function.ConcreteFunction
+    return load("tensorflow.python.eager.polymorphic_function.concrete_function").ConcreteFunction
 
 
 def function_being_built() -> Any:
@@ -67,23 +59,17 @@ def reduced_values(values: Any) -> list[Any]:
 
 def device_util() -> Any:
     """Return the module with which strategies complete device names."""
-    from tensorflow.python.distribute import device_util as module
-
-    return module
+    return load("tensorflow.python.distribute.device_util")
 
 
 def dataset_class() -> Any:
     """Return the class of every dataset; each iterator first calls its `_apply_debug_options`."""
-    from tensorflow.python.data.ops import dataset_ops
-
-    return dataset_ops.DatasetV2
+    return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
 
 
 def prefetching() -> Any:
     """Return the module behind `tf.data.experimental.prefetch_to_device`."""
-    from tensorflow.python.data.experimental.ops import prefetching_ops
-
-    return prefetching_ops
+    return load("tensorflow.python.data.experimental.ops.prefetching_ops")
 
 
 def data_modules() -> list[Any]:
@@ -97,65 +83,47 @@ def data_modules() -> list[Any]:
 
 def mirrored_extended() -> Any:
     """Return the base of both MirroredStrategy classes (TF 1 and 2)."""
-    from tensorflow.python.distribute import mirrored_strategy
-
-    return mirrored_strategy.MirroredExtended
+    return load("tensorflow.python.distribute.mirrored_strategy").MirroredExtended
 
 
 def collective_extended() -> Any:
     """Return the base of every MultiWorkerMirroredStrategy class."""
-    from tensorflow.python.distribute import collective_all_reduce_strategy
-
-    return collective_all_reduce_strategy.CollectiveAllReduceExtended
+    return load("tensorflow.python.distribute.collective_all_reduce_strategy").CollectiveAllReduceExtended
 
 
 def central_extended() -> Any:
     """Return the base of CentralStorageStrategy and TF 1's ParameterServerStrategy."""
-    from tensorflow.python.distribute import parameter_server_strategy
-
-    return parameter_server_strategy.ParameterServerStrategyExtended
+    return load("tensorflow.python.distribute.parameter_server_strategy").ParameterServerStrategyExtended
 
 
 def communication_options() -> Any:
     """Return the class behind `tf.distribute.experimental.CommunicationOptions`."""
-    from tensorflow.python.distribute import collective_util
-
-    return collective_util.Options
+    return load("tensorflow.python.distribute.collective_util").Options
 
 
 def cross_device_ops() -> Any:
     """Return the module with the operations that sum over devices."""
-    from tensorflow.python.distribute import cross_device_ops as module
-
-    return module
+    return load("tensorflow.python.distribute.cross_device_ops")
 
 
 def replica_launcher_class() -> Any:
     """Return the class that starts the collectives of one replica."""
-    from tensorflow.python.distribute import cross_device_utils
-
-    return cross_device_utils.CollectiveReplicaLauncher
+    return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher
 
 
 def server_class() -> Any:
     """Return the class of `tf.distribute.Server` and TF 1's `tf.train.Server`."""
-    from tensorflow.python.training import server_lib
-
-    return server_lib.Server
+    return load("tensorflow.python.training.server_lib").Server
 
 
 def device_lib() -> Any:
     """Return `tensorflow.python.client.device_lib`, which many programs call although it is private."""
-    from tensorflow.python.client import device_lib as module
-
-    return module
+    return load("tensorflow.python.client.device_lib")
 
 
 def device_attributes() -> Any:
     """Return the message class that `device_lib.list_local_devices` lists."""
-    from tensorflow.core.framework import device_attributes_pb2
-
-    return device_attributes_pb2.DeviceAttributes
+    return load("tensorflow.core.framework.device_attributes_pb2").DeviceAttributes
 
 
 def public_modules() -> list[Any]:
@@ -177,30 +145,22 @@ def defining_modules() -> list[Any]:
 
 def distributed_values() -> Any:
     """Return the module with `PerReplica` and `Mirrored`."""
-    from tensorflow.python.distribute import values
-
-    return values
+    return load("tensorflow.python.distribute.values")
 
 
 def distribute_utils() -> Any:
     """Return the module that deals values out to replicas and puts theirs together."""
-    from tensorflow.python.distribute import distribute_utils as module
-
-    return module
+    return load("tensorflow.python.distribute.distribute_utils")
 
 
 def multi_device_iterator() -> Any:
     """Return the iterator that deals a dataset's elements out to several devices."""
-    from tensorflow.python.data.ops import multi_device_iterator_ops
-
-    return multi_device_iterator_ops.OwnedMultiDeviceIterator
+    return load("tensorflow.python.data.ops.multi_device_iterator_ops").OwnedMultiDeviceIterator
 
 
 def mirrored_run() -> Any:
     """Return the module behind `MirroredStrategy.run`."""
-    from tensorflow.python.distribute import mirrored_run as module
-
-    return module
+    return load("tensorflow.python.distribute.mirrored_run")
 
 
 def replica_thread(strategy: Any, fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -227,9 +187,7 @@ def replica_thread(strategy: Any, fn: Any, args: Any, kwargs: Any) -> tuple[Any,
 
 def eager_mode() -> Any:
     """Return the context in which operations run at once."""
-    from tensorflow.python.eager import context as module
-
-    return module.eager_mode()
+    return load("tensorflow.python.eager.context").eager_mode()
 
 
 def function_graph(name: str) -> Any:
@@ -239,9 +197,7 @@ def function_graph(name: str) -> Any:
 
 def automatic_control_dependencies() -> Any:
     """Return what lets the operations of a function's graph run in the program's order."""
-    from tensorflow.python.framework import auto_control_deps
-
-    return auto_control_deps.AutomaticControlDependencies()
+    return load("tensorflow.python.framework.auto_control_deps").AutomaticControlDependencies()
 
 
 def copy_handle_data(source: Any, target: Any) -> None:
@@ -312,20 +268,14 @@ def input_workers(devices: Any) -> Any:
 
 def input_lib() -> Any:
     """Return the module that deals out data."""
-    from tensorflow.python.distribute import input_lib as module
-
-    return module
+    return load("tensorflow.python.distribute.input_lib")
 
 
 def data_distribution() -> Any:
     """Return the module that copies datasets for several devices."""
-    from tensorflow.python.data.experimental.ops import distribute
-
-    return distribute
+    return load("tensorflow.python.data.experimental.ops.distribute")
 
 
 def config_resolver() -> Any:
     """Return the class that reads a cluster from TF_CONFIG."""
-    from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver
-
-    return tfconfig_cluster_resolver.TFConfigClusterResolver
+    return load("tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver").TFConfigClusterResolver

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -114,10 +114,9 @@ _WANTED = {
 }
 
 
-def _near(name: str, choices: Iterable[str]) -> str:
-    names = list(choices)
-    near = difflib.get_close_matches(name, names, 1)
-    return f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(names)}."
+def _near(name: str, choices: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, choices, 1)
+    return f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(choices)}."
 
 
 def check_for(faults: Sequence[Fault], topology: Topology) -> None:

@@ -246,14 +246,12 @@ class Slowness:
         if step <= self._step:
             return
         self._step = step
-        time.sleep(self._pause(time.monotonic()))
-        self._last = time.monotonic()
-
-    def _pause(self, now: float) -> float:
         if self._fault.seconds is not None:
-            return self._fault.seconds
-        assert self._fault.factor is not None
-        return 0.0 if self._last is None else (self._fault.factor - 1) * (now - self._last)
+            time.sleep(self._fault.seconds)
+        elif self._last is not None:
+            assert self._fault.factor is not None
+            time.sleep((self._fault.factor - 1) * (time.monotonic() - self._last))
+        self._last = time.monotonic()
 
 
 _PR_SET_NO_NEW_PRIVS = 38
@@ -289,22 +287,18 @@ _CALLS = {
 }
 
 
-def why_disk_cannot_be_full() -> str:
-    """Return why a full disk cannot be emulated here; empty if it can."""
-    if platform.machine() not in _CALLS:
-        return f"processors of the kind {platform.machine()} are not known"
-    if not os.path.exists("/proc/sys/kernel/seccomp/actions_avail"):
-        return "the kernel has no seccomp filters"
-    return ""
-
-
 def check_disk() -> None:
     """Find out whether `fill` can work here.
 
     Raises:
         Unavailable: When it cannot.
     """
-    if reason := why_disk_cannot_be_full():
+    reason = ""
+    if platform.machine() not in _CALLS:
+        reason = f"processors of the kind {platform.machine()} are not known"
+    elif not os.path.exists("/proc/sys/kernel/seccomp/actions_avail"):
+        reason = "the kernel has no seccomp filters"
+    if reason:
         raise Unavailable(
             f"A full disk must be possible to emulate. Received: fault='fill-disk', where {reason}. Leave the fault out here."
         )

@@ -18,8 +18,7 @@ import psutil
 from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE, first_sigterm
 from emulate.errors import UsageError
 from emulate.launch.job import PREPARE, Job, log_file, no_proxy, tf_config
-from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
-from emulate.launch.tool import check_installed
+from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState, check_installed
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """ssh without questions; it gives up a host that does not answer for a minute."""
@@ -163,7 +162,10 @@ class HostsBySsh:
     def state(self) -> JobState:
         """Look at each connection; start all hosts again where they asked for it."""
         if self._heard and not self._is_terminated:
-            self._terminate()
+            self._is_terminated = True
+            for process in self._processes:
+                with contextlib.suppress(OSError):  # a connection that is gone
+                    os.write(process.stdin.fileno(), b"\n")  # type: ignore[union-attr]
         codes = [process.poll() for process in self._processes]
         if self.job.seconds is not None and time.monotonic() - self._since > self.job.seconds:
             self.cancel()
@@ -186,13 +188,6 @@ class HostsBySsh:
         how = "lost its connection, or ssh could not reach it" if code == _LOST else f"ended with exit code {code}"
         text = f"host {self._failed} ({self.hosts[self._failed]}) {how}"
         return JobState(CANCELLED, f"SIGTERM: {text}", code) if self._is_terminated else JobState(FAILED, text)
-
-    def _terminate(self) -> None:
-        """Send SIGTERM to the program on each host."""
-        self._is_terminated = True
-        for process in self._processes:
-            with contextlib.suppress(OSError):  # a connection that is gone
-                os.write(process.stdin.fileno(), b"\n")  # type: ignore[union-attr]
 
     def cancel(self) -> bool:
         """End the program on each host: SIGTERM, then SIGKILL."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +75,6 @@ class Job:
             raise UsageError(
                 f"gpudist launch starts workers only. Received: --topology {self.topology}. Use a topology without +Pps."
             )
-        self._check_devices()
-
-    def _check_devices(self) -> None:
         if self.device == "cpu" and self.topology.num_devices > 1 and self.steps is None:
             raise UsageError(
                 "On CPUs TensorFlow gives each host one device. "
@@ -167,7 +163,7 @@ def program_of(program: Program, target: str, *, is_recorded: bool) -> tuple[str
 
 def default_name(target: str, stamp: str) -> str:
     """Return a job's name, made from the program's name and a time: `train-0131-235959`."""
-    words: Sequence[str] = re.findall(r"[a-z0-9]+", Path(target.removeprefix("-m ").partition(":")[0]).stem.lower())
+    words: list[str] = re.findall(r"[a-z0-9]+", Path(target.removeprefix("-m ").partition(":")[0]).stem.lower())
     stem = "-".join(words)[: _MOST_OF_A_NAME - len(stamp) - 1].strip("-").lstrip("0123456789-")
     return f"{stem or 'job'}-{stamp}"
 

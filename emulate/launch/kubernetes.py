@@ -14,15 +14,23 @@ from typing import Any
 from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE
 from emulate.errors import Unavailable, UsageError
 from emulate.launch.job import Job, log_file, tf_config
-from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
-from emulate.launch.tool import call, check_installed, uninterrupted
+from emulate.launch.target import (
+    CANCELLED,
+    FAILED,
+    SUCCEEDED,
+    TIMED_OUT,
+    HostCommand,
+    JobState,
+    call,
+    check_installed,
+    uninterrupted,
+)
 
 Manifest = dict[str, Any]
 INDEX = "JOB_COMPLETION_INDEX"
 _INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _INDEX_LABEL, _JOBSET_LABEL = "batch.kubernetes.io/job-completion-index", "jobset.sigs.k8s.io/jobset-name"
 _QUEUE_LABEL, _STEP_LABEL = "kueue.x-k8s.io/queue-name", "trainer.kubeflow.org/trainjob-ancestor-step"
-_RESTARTS_FOR = "PodFailurePolicy"
 _ENDS = {"Completed": SUCCEEDED, "Complete": SUCCEEDED, "Failed": FAILED}
 _GRACE = 120
 """Seconds from SIGTERM to SIGKILL: time to save a checkpoint."""
@@ -142,7 +150,7 @@ class Kubernetes:
 
     def _set(self, job: Manifest) -> Manifest:
         rules = [
-            {"name": "restart", "action": "RestartJobSet", "onJobFailureReasons": [_RESTARTS_FOR]},
+            {"name": "restart", "action": "RestartJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
             {"name": "fail", "action": "FailJobSet"},
         ]
         return {
@@ -210,10 +218,6 @@ class Kubernetes:
     def state(self) -> JobState:
         """Ask the cluster, and follow the log of each new pod."""
         pods = pods_of(self.job.name, self._namespace)
-        self._follow_logs(pods)
-        return state_of(self.kind, self.job.name, self._namespace, pods)
-
-    def _follow_logs(self, pods: list[Manifest]) -> None:
         for pod in pods:
             name = str(pod["metadata"]["name"])
             if name in self._following or pod.get("status", {}).get("phase") in (None, "Pending", "Unknown"):
@@ -225,6 +229,7 @@ class Kubernetes:
                 self._following[name] = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
+        return state_of(self.kind, self.job.name, self._namespace, pods)
 
     def cancel(self) -> bool:
         """Delete what was created, and wait until its pods are gone. A job that was there before stays."""

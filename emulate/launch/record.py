@@ -92,9 +92,18 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, if the program ends before the last step.
     """
-    given, own = _parse(list(sys.argv[1:] if args is None else args))
+    words = list(sys.argv[1:] if args is None else args)
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="python -m emulate.launch.record")
+    parser.add_argument("--topology", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
+    parser.add_argument("--trace", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-m", dest="module")
+    parser.add_argument("program", nargs="?")
     try:
-        return _record(given, own)
+        return _record(parser.parse_args(words[:at]), words[at + 1 :])
     except GpudistError as error:
         print(f"gpudist: {error}", file=sys.stderr)
         return error.exit_code
@@ -133,19 +142,6 @@ def _record(given: argparse.Namespace, own: list[str]) -> int:
         print(shorten_traceback(own_traceback(error)), file=sys.stderr)
         return 1
     return 0
-
-
-def _parse(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    at = args.index("--") if "--" in args else len(args)
-    parser = argparse.ArgumentParser(prog="python -m emulate.launch.record")
-    parser.add_argument("--topology", required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
-    parser.add_argument("--trace", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-m", dest="module")
-    parser.add_argument("program", nargs="?")
-    return parser.parse_args(args[:at]), args[at + 1 :]
 
 
 if __name__ == "__main__":

@@ -11,8 +11,17 @@ from typing import Any
 from emulate.cluster import TEMPORARY_FAILURE
 from emulate.errors import Unavailable, UsageError
 from emulate.launch.job import PREPARE, Job, log_file, no_proxy, tf_config
-from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
-from emulate.launch.tool import call, check_installed, uninterrupted
+from emulate.launch.target import (
+    CANCELLED,
+    FAILED,
+    SUCCEEDED,
+    TIMED_OUT,
+    HostCommand,
+    JobState,
+    call,
+    check_installed,
+    uninterrupted,
+)
 
 _EXIT_CODE = "exit-code"
 _NOTICE = 120
@@ -165,7 +174,10 @@ def state_of(number: str, folder: Path) -> JobState:
     except Unavailable as error:
         if "Invalid job id" not in str(error):
             raise
-        return _forgotten(folder)
+        code = _read(folder / _EXIT_CODE).strip()  # Slurm forgets a job minutes after its end
+        if code == "0":
+            return JobState(SUCCEEDED)
+        return JobState(FAILED, f"exit code {code}" if code else "Slurm has forgotten the job, which has left no exit code")
     state = fields.get("JobState", "")
     if state in _RUNNING:
         return JobState("running", f"on {fields.get('NodeList')}")
@@ -177,14 +189,6 @@ def state_of(number: str, folder: Path) -> JobState:
     code = fields.get("ExitCode", "").partition(":")[0]
     errors = "; ".join(line for line in _read(folder / "batch.log").splitlines() if line.startswith("srun: error"))
     return JobState(FAILED, f"Slurm says {state}, exit code {code}{f' ({errors[:500]})' if errors else ''}")
-
-
-def _forgotten(folder: Path) -> JobState:
-    """Return the end of a job that Slurm does not know any more, minutes after its end."""
-    code = _read(folder / _EXIT_CODE).strip()
-    if code == "0":
-        return JobState(SUCCEEDED)
-    return JobState(FAILED, f"exit code {code}" if code else "Slurm has forgotten the job, which has left no exit code")
 
 
 def _read(file: Path) -> str:

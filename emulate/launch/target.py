@@ -1,11 +1,14 @@
-"""Define what each scheduler can do for a job, and follow the job to its end."""
+"""Define what each scheduler can do for a job, follow the job to its end, and call the scheduler's programs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +18,6 @@ from emulate.launch.job import JobLogs
 
 JOB_FILE = "job.json"
 SUCCEEDED, FAILED, TIMED_OUT, CANCELLED = "succeeded", "failed", "timed-out", "cancelled"
-_EXIT_CODES = {SUCCEEDED: 0, TIMED_OUT: 4}
-_PROGRAM_FAILED = 3
 _SILENCE = 300.0
 """Seconds after which a scheduler that does not answer is given up: controllers restart, networks fail for a while."""
 _END_PATIENCE = 120.0
@@ -44,7 +45,7 @@ class JobState:
     @property
     def exit_code(self) -> int:
         """Return the exit code of the command for this end."""
-        return _EXIT_CODES.get(self.phase, _PROGRAM_FAILED) if self.code is None else self.code
+        return {SUCCEEDED: 0, TIMED_OUT: 4}.get(self.phase, 3) if self.code is None else self.code
 
     def __str__(self) -> str:
         return f"{self.phase}: {self.text}" if self.text else self.phase
@@ -201,3 +202,54 @@ def read(folder: Path) -> dict[str, Any]:
             f"JOB must be the folder of a job of gpudist launch, with a {JOB_FILE}. Received: {str(folder)!r}."
         ) from None
     return record
+
+
+_ANSWER_TIME = 120
+
+
+def call(*command: str, text: str | None = None) -> str:
+    """Run a scheduler's program.
+
+    Args:
+        *command: The program and its arguments.
+        text: Its standard input.
+
+    Returns:
+        Its standard output.
+
+    Raises:
+        Unavailable: If it is not installed, or refuses. The text has its own words.
+    """
+    check_installed(command[:1])
+    try:
+        # In a session of its own: Ctrl-C is for gpudist, which then asks the scheduler to end the job.
+        done = subprocess.run(
+            command, input=text or "", capture_output=True, text=True, timeout=_ANSWER_TIME, check=False, start_new_session=True
+        )
+    except subprocess.TimeoutExpired:
+        text = f"{command[0]} must answer. Received: no answer in {_ANSWER_TIME} s from {' '.join(command)}."
+        raise Unavailable(text) from None
+    if done.returncode:
+        said = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
+        raise Unavailable(f"{command[0]} must succeed. Received: {said} (from {' '.join(command[:4])}).")
+    return done.stdout
+
+
+def check_installed(programs: Sequence[str]) -> None:
+    """Raise Unavailable if a program is not on PATH."""
+    for program in programs:
+        if shutil.which(program) is None:
+            raise Unavailable(
+                f"This target needs {program}. Received: {program} is not on PATH. "
+                "Run gpudist launch where it is installed, or use --dry-run."
+            )
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back within: a job that was just submitted must be known before it can be ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -219,12 +219,14 @@ def parse_inside(text: str, gpu: str, gpus_per_host: int) -> Inside:
     lanes = re.search(r"x\s?(16|8|4)\b", words)
     bandwidth = _PCIE_3_X16_GB_PER_S * 2.0 ** (int(match[1]) - 3 if match else 0) * (int(lanes[1]) / 16 if lanes else 1)
     sockets = re.search(r"(one|single|two|dual|four|[1-9])[\s-]*sockets?", words)
+    # NVIDIA's driver gives GeForce cards of 2018 and later no peer-to-peer access over PCIe.
+    is_geforce = re.search(r"\brtx\s*[2345]0\d0\b", gpu.lower())
     return Inside(
         "pcie",
         bandwidth,
         gpus_per_host,
         bridged=_BRIDGE_GB_PER_S if has_nvlink else 0.0,
-        peer_to_peer=not (re.search(r"(no|without) (p2p|peer)", words) or _is_geforce(gpu)),
+        peer_to_peer=not (re.search(r"(no|without) (p2p|peer)", words) or is_geforce),
         sockets=(_SOCKETS.get(sockets[1]) or int(sockets[1])) if sockets else 1,
     )
 
@@ -238,11 +240,6 @@ def _nvlink_generation(text: str, gpu: str) -> int:
             "Write 'NVLink 3', for example."
         )
     return generation
-
-
-def _is_geforce(gpu: str) -> bool:
-    """Return whether it is a GeForce card of 2018 or later: NVIDIA's driver gives these no peer-to-peer access over PCIe."""
-    return bool(re.search(r"\brtx\s*[2345]0\d0\b", gpu.lower()))
 
 
 def parse_between(text: str) -> Between:
@@ -275,7 +272,4 @@ def parse_between(text: str) -> Between:
     high = float(speeds[0][1] or low) if speeds else low
     in_bytes = 8 if re.search(r"\d\s*GB/s", text) else 1
     gbit = math.sqrt(low * high) * (int(cards[1]) if cards else 1) * in_bytes
-    return Between(
-        gb_per_s=gbit / 8 * _NETWORK_SHARE,
-        spread=math.sqrt(high / low),
-    )
+    return Between(gb_per_s=gbit / 8 * _NETWORK_SHARE, spread=math.sqrt(high / low))

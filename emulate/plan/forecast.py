@@ -143,7 +143,12 @@ def make_forecast(
     measured = recorded.input_rate.examples_per_second if isinstance(recorded.input_rate, InputRate) else None
     rate = input_per_second or measured
     before = StepModel(machine, _work(recorded, machine, points, rate))
-    model = _learned(before, points)
+    model = before
+    for point in points:
+        if point.num_gpus > 1:
+            own = point.batch or model.work.batch
+            seconds = own * point.num_gpus / point.examples_per_second
+            model = replace(model, weights=model.at_batch(own).learn(point.num_gpus, seconds).weights)
     counts = counts or [count for count in COUNTS if machine.between is not None or count <= machine.gpus_per_host]
     rows = tuple(_row(model, count, examples) for count in counts)
     basis = (*_basis(recorded, before, model, points), _about_input(recorded, input_per_second))
@@ -199,15 +204,6 @@ def _estimated_seconds(recorded: Recorded, machine: Machine) -> float:
             "Measure one GPU and give it: --measured '1: X examples/s at batch B'."
         )
     return max(recorded.flops / (best[1] * USUAL_UTILISATION), recorded.kernels * LAUNCH_SECONDS)
-
-
-def _learned(model: StepModel, points: Sequence[Measured]) -> StepModel:
-    for point in points:
-        if point.num_gpus > 1:
-            own = point.batch or model.work.batch
-            seconds = own * point.num_gpus / point.examples_per_second
-            model = replace(model, weights=model.at_batch(own).learn(point.num_gpus, seconds).weights)
-    return model
 
 
 def _row(model: StepModel, count: int, examples: int) -> Row:

@@ -111,11 +111,11 @@ def find_machine(text: str) -> Machine:
     Raises:
         UsageError: If there is no such machine or file, or the file describes none.
     """
-    catalogue = _read(_CATALOGUE)
+    catalogue, known = _read(_CATALOGUE), ", ".join(machine_names())
     if text.endswith(".toml"):
         path = Path(text)
         if not path.is_file():
-            raise UsageError(f"--on must name a machine or an existing file. Received: --on {text!r}. Machines: {_names()}.")
+            raise UsageError(f"--on must name a machine or an existing file. Received: --on {text!r}. Machines: {known}.")
         return machine_of(path.stem, _read(path), catalogue["gpu"])
     names = {name.lower(): name for name in catalogue["machine"]}
     if text.lower() not in names:
@@ -123,7 +123,7 @@ def find_machine(text: str) -> Machine:
         hint = f"Did you mean {names[close[0]]!r}? " if close else ""
         raise UsageError(
             f"--on must name a machine that gpudist knows, or a TOML file that describes one. Received: --on {text!r}. "
-            f"{hint}Machines: {_names()}."
+            f"{hint}Machines: {known}."
         )
     name = names[text.lower()]
     return machine_of(name, catalogue["machine"][name], catalogue["gpu"])
@@ -181,10 +181,6 @@ def _check_keys(name: str, entry: Mapping[str, Any]) -> None:
         form, is_right = _FORMS[key]
         if not is_right(value):
             raise UsageError(f"{key} must be {form}. Received: machine={name!r}, {key}={value!r}.")
-
-
-def _names() -> str:
-    return ", ".join(machine_names())
 
 
 def machine_names() -> list[str]:

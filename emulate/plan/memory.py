@@ -176,9 +176,14 @@ def memory_use(
     use = _Use(kept, inputs, (*((fixed, each) for fixed, each, _ in peaks), *packing))
     # The variables stay in 32 bits. Each layer casts its weights, which lives until the backward pass.
     short = _Use(kept + step.weights / 2, inputs, (*((fixed, each - floats / 2) for fixed, each, floats in peaks), *packing))
-    accumulated = _Use(kept + gradient_bytes, inputs, use.peaks)
     fixed, each = use.peak(batch)
-    largest = use.largest_batch(room) if step.scales and room is not None else None
+    largest, accumulation = None, None
+    if step.scales and room is not None:
+        largest = use.largest_batch(room)
+        accumulated = _Use(kept + gradient_bytes, inputs, use.peaks)
+        counts = (count for count in range(2, batch + 1) if batch % count == 0)
+        sizes = ((count, accumulated.bytes_at(batch // count)) for count in counts)
+        accumulation = next(((count, size) for count, size in sizes if size <= room), None)
     return MemoryUse(
         batch=batch,
         total=use.bytes_at(batch),
@@ -193,15 +198,10 @@ def memory_use(
         room=room,
         largest_batch=largest,
         in_16_bits=short.bytes_at(batch) if step.scales and not in_16_bits else None,
-        accumulation=_accumulation(accumulated, batch, room) if step.scales and room is not None else None,
+        accumulation=accumulation,
         scales=step.scales,
         uncounted=step.uncounted,
     )
-
-
-def _accumulation(use: _Use, batch: int, room: float) -> tuple[int, float] | None:
-    counts = (count for count in range(2, batch + 1) if batch % count == 0)
-    return next(((count, size) for count in counts if (size := use.bytes_at(batch // count)) <= room), None)
 
 
 def _text(size: float) -> str:

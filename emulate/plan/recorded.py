@@ -16,7 +16,7 @@ from emulate.errors import UsageError
 from emulate.plan.memory import StepMemory
 
 if TYPE_CHECKING:
-    from emulate.trace import Step, StoredArray, Trace
+    from emulate.trace import StoredArray, Trace
 
 _ROW_NUMBER_BYTES = 8  # int64, as in tf.IndexedSlices
 _BYTES = {"bfloat16": 2}  # NumPy has no such type
@@ -128,7 +128,8 @@ def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -
         UsageError: If the run made no step, or nobody knows the batch.
     """
     steps = [trace.steps(name)[0] for name in trace.optimizers if trace.steps(name)]
-    gradients = _gradients([step[min(step)] for step in steps])
+    first_steps = [step[min(step)] for step in steps]
+    gradients = tuple(_gradient(name, array) for step in first_steps for name, array in step.gradients.items())
     if not gradients:
         raise UsageError(
             f"A program to plan must train. Received: program={trace.about.get('program')!r}, without a step with gradients. "
@@ -141,11 +142,13 @@ def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -
             "Give --batch, the number of examples in a step on one GPU."
         )
     counted = json.loads(operations.read_text(encoding="utf-8")) if operations.is_file() else {}
+    initial = next(iter(trace.variables("initial").values()), {})
+    trained = [initial[gradient.name].array for gradient in gradients if gradient.name in initial]
     facts = [event for _, event in trace.of("program")]
     in_16_bits = any(event.get("float16") or event.get("bfloat16") for event in facts)
     return Recorded(
         program=str(trace.about.get("program")),
-        parameters=_parameters(trace, {gradient.name for gradient in gradients}),
+        parameters=sum(math.prod(array.shape) for array in trained if array is not None),
         batch=batch_size,
         gradients=gradients,
         flops=counted.get("flops") or None,
@@ -169,22 +172,12 @@ def _input_rate(trace: Trace, batch: int) -> InputRate | str:
     return InputRate(examples / event["seconds"], event["cores"])
 
 
-def _gradients(steps: Sequence[Step]) -> tuple[Gradient, ...]:
-    return tuple(_gradient(name, array) for step in steps for name, array in step.gradients.items())
-
-
 def _gradient(name: str, array: StoredArray) -> Gradient:
     elements = math.prod(array.shape)
     size = elements * (_BYTES.get(array.dtype) or np.dtype(array.dtype).itemsize)
     if array.rows is None:
         return Gradient(name, elements, size)
     return Gradient(name, elements, size + _ROW_NUMBER_BYTES * array.shape[0], is_sparse=True)
-
-
-def _parameters(trace: Trace, names: set[str]) -> int:
-    """Return the size of the variables of these names, as they were at the start."""
-    variables = next(iter(trace.variables("initial").values()), {})
-    return sum(math.prod(value.array.shape) for name, value in variables.items() if name in names and value.array is not None)
 
 
 _FORM = re.compile(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*examples\s*/\s*s(?:\s+at\s+batch\s+(\d+))?\s*", re.IGNORECASE)

@@ -44,17 +44,12 @@ def is_users(file: str) -> bool:
 def _is_users(file: str, main: str) -> bool:
     if file.startswith("<") or _GENERATED in file:
         return False
-    is_beside = bool(main) and not is_ours(main) and os.path.dirname(file) == os.path.dirname(main)
-    return is_beside or not _is_library(file)
-
-
-def _is_library(file: str) -> bool:
-    return is_ours(file) or is_core(file) or any(part in _PACKAGES for part in Path(file).parts) or _is_pythons(file)
-
-
-def _is_pythons(file: str) -> bool:
-    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return file.startswith(tuple(f"{path}{os.sep}" for path in (*paths, site.getusersitepackages())))
+    if main and not is_ours(main) and os.path.dirname(file) == os.path.dirname(main):
+        return True
+    if is_ours(file) or is_core(file) or any(part in _PACKAGES for part in Path(file).parts):
+        return False
+    of_python = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not file.startswith(tuple(f"{path}{os.sep}" for path in (*of_python, site.getusersitepackages())))
 
 
 def innermost(frames: list[tuple[str, int]]) -> tuple[str, int] | None:

@@ -8,7 +8,6 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from emulate.errors import UsageError
 
@@ -71,7 +70,8 @@ def _sources(file: Path, name: str) -> list[str]:
         notebook = json.loads(file.read_bytes())
         sheets = notebook.get("worksheets", [notebook])  # before version 4
         cells = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
-        texts = [_joined(cell["source"] if "source" in cell else cell["input"]) for cell in cells]
+        sources = [cell["source"] if "source" in cell else cell["input"] for cell in cells]
+        texts = [source if isinstance(source, str) else "".join(source) for source in sources]
     except OSError as error:
         raise UsageError(f"A program's file must be readable. Received: program={name!r} ({error.strerror}).") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -83,10 +83,6 @@ def _sources(file: Path, name: str) -> list[str]:
     if language != "python":
         raise UsageError(f"A notebook's cells must be Python. Received: program={name!r}, whose language is {language!r}.")
     return texts
-
-
-def _joined(source: Any) -> str:
-    return source if isinstance(source, str) else "".join(source)
 
 
 def _cell(number: int, text: str, file: Path, name: str) -> Cell:

@@ -1,4 +1,4 @@
-"""Find and check a program without importing it, then start it in a host.
+"""Find and check a program without importing it, then start it in a host as Python itself would.
 
 Callables become bytes by value, so that a host needs neither the caller's module nor its state.
 """
@@ -6,13 +6,21 @@ Callables become bytes by value, so that a host needs neither the caller's modul
 from __future__ import annotations
 
 import ast
+import atexit
 import functools
+import importlib
+import importlib.machinery
+import importlib.util
 import inspect
+import linecache
 import os
+import pickle
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +28,10 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.program import notebook, source
+from emulate.program.notebook import cells_of
 from emulate.program.tracebacks import package_of, working_directory
+
+PathMap = Callable[[Path], Path]
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Program:
     pickled: bytes | None = field(default=None, repr=False)
     written: Path | None = None
     cwd: Path = field(default_factory=Path.cwd)
-    search_path: tuple[str, ...] = field(default_factory=lambda: _search_path(), repr=False)
+    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(map(os.path.abspath, sys.path)), repr=False)
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -80,7 +91,10 @@ class Program:
             return cls._of_callable(target, tuple(args))
         name = os.fspath(target).strip()
         if name.startswith("-m ") or name == "-m":
-            return cls._of_module(name, name[2:].strip(), tuple(args))
+            module = name[2:].strip()
+            file = _module_file(name, module, runnable=True)
+            source.parse(file, name)
+            return cls(name, "module", tuple(args), file=file, module=module, import_root=Path.cwd())
         where, _, function = name.rpartition(":")
         if where and not os.path.exists(name):
             return cls._of_function(name, where, function, tuple(args))
@@ -90,12 +104,6 @@ class Program:
             return cls(name, "notebook", tuple(args), file=file, import_root=file.resolve().parent, notes=notes)
         source.parse(file, name)
         return cls(name, "script", tuple(args), file=file, import_root=file.resolve().parent)
-
-    @classmethod
-    def _of_module(cls, name: str, module: str, args: tuple[str, ...]) -> Program:
-        file = _module_file(name, module, runnable=True)
-        source.parse(file, name)
-        return cls(name, "module", args, file=file, module=module, import_root=Path.cwd())
 
     @classmethod
     def _of_function(cls, name: str, where: str, function: str, args: tuple[str, ...]) -> Program:
@@ -135,10 +143,9 @@ class Program:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Return the folders in which a program writes relative paths: its working directory and its file's folder."""
-        beside = None if self.file is None else self.file.parent
-        if beside is None or beside.is_relative_to(self.cwd) or _is_installed(beside):
-            return (self.cwd,)
-        return (self.cwd, beside)
+        beside = self.folder
+        not_written = [str(self.cwd), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))]
+        return (self.cwd,) if any(beside.is_relative_to(folder) for folder in not_written) else (self.cwd, beside)
 
     @property
     def folder(self) -> Path:
@@ -164,7 +171,7 @@ class Program:
         text = self.pickled if self.file is None else self.file.read_bytes()
         return ("matplotlib.pyplot",) if text is not None and b"matplotlib" in text else ()
 
-    def start(self, path: Callable[[Path], Path] = lambda path: path) -> Any:
+    def start(self, path: PathMap = lambda path: path) -> Any:
         """Run it in this process, which is a host, to its very end: its threads and exit handlers included.
 
         Args:
@@ -177,13 +184,19 @@ class Program:
             SystemExit: When the program left with a code or a text.
             UsageError: When its function turns out not to be there.
         """
-        from emulate.program.start import start
-
-        return start(self, path)
-
-
-def _search_path() -> tuple[str, ...]:
-    return tuple(os.path.abspath(entry) for entry in sys.path)
+        atexit._clear()  # what the pre-loaded parent registered is its own affair, or would run once for every host
+        _set_arguments(self, path)
+        try:
+            return _STARTERS[self.kind](self, path)
+        except SystemExit as leave:
+            if leave.code not in (None, 0):
+                raise
+            return None
+        finally:  # what Python does between the last line of a program and the end of the process, in its order
+            getattr(threading, "_shutdown", lambda: None)()  # waits for the program's threads and executors
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
 
 
 def _module_file(name: str, module: str, *, runnable: bool) -> Path:
@@ -192,29 +205,20 @@ def _module_file(name: str, module: str, *, runnable: bool) -> Path:
         return file
     if file is not None:
         raise UsageError(f"A program's module must be Python source. Received: program={name!r}, whose file is {file.name!r}.")
-    if not module.endswith(".py") and (plain := _plain_module_above(module)):
-        raise UsageError(
-            f"A program's module must have a file of its own. Received: program={name!r}, and {plain!r} is no package. "
-            "Name the module that the function is written in."
-        )
+    first, _, rest = module.partition(".")
+    above = source.find_module_file(first, runnable=False) if rest else None
     if module.endswith(".py"):
         hint = f"A file is written without -m: {module!r}."
+    elif above is not None and above.stem != "__init__":  # a module without a folder, as os of os.path
+        raise UsageError(
+            f"A program's module must have a file of its own. Received: program={name!r}, and {first!r} is no package. "
+            "Name the module that the function is written in."
+        )
     elif runnable and source.find_module_file(module, runnable=False) is not None:
         hint = "It is a package without a __main__ module: name the module in it."
     else:
         hint = f"It is looked for from the working directory, {str(Path.cwd())!r}, and where Python finds packages."
     raise UsageError(f"A program's module must be there. Received: program={name!r}. {hint}")
-
-
-def _plain_module_above(module: str) -> str:
-    """Return the first part of a dotted name if it is a module without a folder, as `os` of `os.path`; else empty."""
-    first, _, rest = module.partition(".")
-    file = source.find_module_file(first, runnable=False) if rest else None
-    return "" if file is None or file.stem == "__init__" else first
-
-
-def _is_installed(folder: Path) -> bool:
-    return any(folder.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 
 def _written(target: Any) -> Path | None:
@@ -274,7 +278,7 @@ def _module_to_copy(target: Any) -> ModuleType | None:
 
 
 class _Sent:
-    """Hold a callable with the names in its module's annotations: no code refers to them, but autograph evaluates them."""
+    """Hold a callable with what its module's annotations name from elsewhere: no code refers to it, but autograph looks."""
 
     def __init__(self, target: Any, names: Mapping[str, Any]) -> None:
         self._sent = target, names
@@ -314,3 +318,102 @@ def _annotated(module: ModuleType) -> tuple[str, ...]:
 def _is_from_elsewhere(value: Any, module: str) -> bool:
     own = getattr(value, "__module__", module) == module
     return isinstance(value, ModuleType) or (not own and (isinstance(value, type) or type(value).__module__ == "typing"))
+
+
+def _set_arguments(program: Program, path: PathMap) -> None:
+    file = None if program.file is None else path(program.file)
+    typed = program.name if program.kind in ("script", "notebook") and not os.path.isabs(program.name) else None
+    sys.argv[:] = [typed or str(file or "-c"), *program.args]
+    if program.import_root is not None:
+        root = Path.cwd() if program.kind == "module" else path(program.import_root)
+        sys.path[:] = [str(root), *(entry for entry in program.search_path if entry != str(root))]
+    else:
+        sys.path[:] = list(program.search_path)
+    importlib.invalidate_caches()
+
+
+def _run_script(program: Program, path: PathMap) -> None:
+    assert program.file is not None
+    file = path(program.file)
+    loader = importlib.machinery.SourceFileLoader("__main__", str(file))
+    code = loader.source_to_code(file.read_bytes(), str(program.file))
+    exec(code, _main_module(str(file), loader, None).__dict__)
+
+
+def _run_notebook(program: Program, path: PathMap) -> None:
+    """Run the code cells in order, in one `__main__`; tracebacks and autograph find the source of a cell in linecache."""
+    assert program.file is not None
+    module = _main_module(None, None, None)
+    module.__dict__["display"] = print  # which IPython provides
+    for cell in cells_of(path(program.file), program.name):
+        name = cell.file_name(program.file)
+        # Without a time of change linecache does not look for a file of this name, and keeps the entry.
+        linecache.cache[name] = (len(cell.source), None, cell.source.splitlines(keepends=True), name)
+        exec(compile(cell.source, name, "exec"), module.__dict__)
+
+
+def _run_module(program: Program, path: PathMap) -> None:
+    assert program.module is not None
+    spec = importlib.util.find_spec(program.module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{program.module}.__main__")
+    if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader) or spec.origin is None:
+        raise UsageError(f"A program's module must be Python source. Received: program={program.name!r}.")
+    code = spec.loader.get_code(spec.name)
+    assert code is not None
+    sys.argv[0] = spec.origin
+    exec(code, _main_module(spec.origin, spec.loader, spec).__dict__)
+
+
+def _main_module(file: str | None, loader: object, spec: ModuleSpec | None) -> ModuleType:
+    """Keep `__main__` in place afterwards, unlike runpy: threads, exit handlers and pickles still refer to it."""
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        **({} if file is None else {"__file__": file}),  # a notebook has none
+        __loader__=loader,
+        __spec__=spec,
+        __package__=None if spec is None else spec.parent,
+        __builtins__=__builtins__,
+        __cached__=None if spec is None else spec.cached,
+        __annotations__={},
+    )
+    sys.modules["__main__"] = module
+    return module
+
+
+def _call_function(program: Program, path: PathMap) -> Any:
+    assert program.function is not None
+    module = importlib.import_module(program.module) if program.module else _import_file(program, path)
+    function = getattr(module, program.function, None)
+    if not callable(function):
+        raise UsageError(
+            f"A program's function must be there once its file has run. Received: program={program.name!r}, "
+            f"whose {program.function!r} is {'not there' if function is None else f'a {type(function).__name__}'}."
+        )
+    return function()
+
+
+def _import_file(program: Program, path: PathMap) -> ModuleType:
+    assert program.file is not None
+    name = program.file.stem if program.file.stem not in sys.modules else f"{program.file.stem}_program"
+    spec = importlib.util.spec_from_file_location(name, path(program.file))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _call_callable(program: Program, path: PathMap) -> Any:
+    assert program.pickled is not None
+    return pickle.loads(program.pickled)()
+
+
+_STARTERS: dict[str, Callable[[Program, PathMap], Any]] = {
+    "script": _run_script,
+    "notebook": _run_notebook,
+    "module": _run_module,
+    "function": _call_function,
+    "callable": _call_callable,
+}

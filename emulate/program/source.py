@@ -62,17 +62,14 @@ def _offer(folder: Path, wanted: str, text: str = "") -> str:
         folders = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
         return f"There is no folder {str(folder)!r} either. {did_you_mean(folder.name, folders)}".rstrip()
     files = sorted(path.name for path in folder.iterdir() if path.suffix in (".py", ".ipynb"))
-    if wanted and (near := difflib.get_close_matches(wanted, files, n=1, cutoff=0.6) or _same_stem(wanted, files)):
+    same_stem = [file for file in files if file in (wanted + ".py", wanted + ".ipynb")]
+    if wanted and (near := difflib.get_close_matches(wanted, files, n=1, cutoff=0.6) or same_stem):
         return f"Did you mean {os.path.join(os.path.dirname(text), near[0])!r}?"
     if wanted and find_module_file(wanted) is not None:
         return f"A module is written with -m: did you mean '-m {wanted}'?"
     if not files:
         return f"{_FORMS} There is no Python file in {str(folder)!r}."
     return f"The Python files there are: {', '.join(files[:8])}{', ...' if len(files) > 8 else ''}."
-
-
-def _same_stem(wanted: str, files: Iterable[str]) -> list[str]:
-    return [file for file in files if file in (wanted + ".py", wanted + ".ipynb")]
 
 
 def find_module_file(module: str, runnable: bool = True) -> Path | None:
@@ -152,17 +149,17 @@ def check_function(tree: ast.Module, function: str, name: str) -> None:
     bindings = [node for node in _statements(tree.body) if function in _bound_by(node)]
     if not bindings:
         _check_may_be_there(tree, function, name)
-    elif isinstance(bindings[-1], (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        _check_definition(bindings[-1], name)
-
-
-def _check_definition(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, name: str) -> None:
-    if not isinstance(node, ast.FunctionDef):
+        return
+    node = bindings[-1]
+    if isinstance(node, (ast.AsyncFunctionDef, ast.ClassDef)):
         what = "a class" if isinstance(node, ast.ClassDef) else "an async function"
         raise UsageError(f"A program must be a plain function. Received: program={name!r}, which is {what}. Name a function.")
-    needed = required_of(node.args)
-    if needed and not node.decorator_list:  # a decorator may supply them (command line libraries do)
-        raise needs_arguments(name, needed)
+    if isinstance(node, ast.FunctionDef) and not node.decorator_list:  # a decorator may supply arguments (CLI libraries do)
+        positional = [*node.args.posonlyargs, *node.args.args]
+        needed = positional[: len(positional) - len(node.args.defaults)]
+        needed += [a for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default is None]
+        if needed:
+            raise needs_arguments(name, [argument.arg for argument in needed])
 
 
 def needs_arguments(name: str, needed: list[str]) -> UsageError:
@@ -173,19 +170,12 @@ def needs_arguments(name: str, needed: list[str]) -> UsageError:
     )
 
 
-def required_of(arguments: ast.arguments) -> list[str]:
-    """Return the names of the arguments without a default."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    needed = positional[: len(positional) - len(arguments.defaults)]
-    only = [a for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
-    return [argument.arg for argument in [*needed, *only]]
-
-
 def _check_may_be_there(tree: ast.Module, function: str, name: str) -> None:
     statements = list(_statements(tree.body))
-    if any(_binds_unknown_names(node) for node in statements):
-        return
     functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
+    imports = [node for node in statements if isinstance(node, ast.ImportFrom)]
+    if "__getattr__" in functions or any(alias.name == "*" for node in imports for alias in node.names):
+        return
     near = difflib.get_close_matches(function, functions, n=1)
     path = name.rsplit(":", 1)[0]
     if near:
@@ -193,11 +183,6 @@ def _check_may_be_there(tree: ast.Module, function: str, name: str) -> None:
     else:
         hint = f"Functions there: {', '.join(functions[:8])}." if functions else f"{path!r} has no functions."
     raise UsageError(f"A program's function must be there at the top level of its file. Received: program={name!r}. {hint}")
-
-
-def _binds_unknown_names(node: ast.stmt) -> bool:
-    is_star = isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
-    return is_star or (isinstance(node, ast.FunctionDef) and node.name == "__getattr__")
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -298,12 +283,10 @@ def hashes(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _HASHING
     if isinstance(node, ast.BinOp):
-        return isinstance(node.op, _OPERATIONS) and any(_is_view(side) for side in (node.left, node.right))
+        methods = [side.func for side in (node.left, node.right) if isinstance(side, ast.Call)]
+        has_view = any(isinstance(method, ast.Attribute) and method.attr in _VIEWS for method in methods)
+        return isinstance(node.op, _OPERATIONS) and has_view
     return isinstance(node, ast.SetComp)
-
-
-def _is_view(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS
 
 
 _LISTING = ("listdir", "scandir", "glob", "iglob", "rglob", "iterdir")
@@ -318,8 +301,6 @@ def lists_a_folder(node: ast.expr) -> bool:
         return node.func.id in _LISTING
     if not isinstance(node.func, ast.Attribute):
         return False
-    return node.func.attr in _LISTING or (node.func.attr == "walk" and _last_name(node.func.value) in _WALKED)
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    owner = node.func.value
+    name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+    return node.func.attr in _LISTING or (node.func.attr == "walk" and name in _WALKED)

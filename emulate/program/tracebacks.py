@@ -34,7 +34,9 @@ def own_traceback(error: BaseException) -> str:
 def trim_traceback(text: str) -> str:
     """Remove the frames of gpudist from the text of a traceback, also where a message quotes one (AutoGraph does)."""
     kept = list(_without_our_frames(text.rstrip("\n").split("\n")))
-    kept = [line for at, line in enumerate(kept) if not _is_header_without_frames(kept, at)]
+    headers = [at for at, line in enumerate(kept) if line.strip() == _HEADER]
+    without_frames = {at for at in headers if not (at + 1 < len(kept) and _FRAME.match(kept[at + 1]))}
+    kept = [line for at, line in enumerate(kept) if at not in without_frames]
     return "\n".join(line for at, line in enumerate(kept) if line.strip() or (at and kept[at - 1].strip()))
 
 
@@ -107,10 +109,6 @@ def is_ours(file: str) -> bool:
 def is_core(file: str) -> bool:
     """Return whether a file is gpudist_core's, wherever that lies: in a working copy or another checkout, say."""
     return (package_of(Path(file))[1] or "").startswith("gpudist_core.")
-
-
-def _is_header_without_frames(lines: list[str], at: int) -> bool:
-    return lines[at].strip() == _HEADER and not (at + 1 < len(lines) and _FRAME.match(lines[at + 1]))
 
 
 def working_directory() -> Path:

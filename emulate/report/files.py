@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from emulate.program import lines_of_traceback
 from emulate.report.runs import kind_of, last_line
 
 if TYPE_CHECKING:
-    from emulate.verify.verdict import Finding, Location, Run, Verdict
+    from emulate.verify.verdict import Run, Verdict
 
 STANDARD_OUTPUT = Path("/dev/stdout")
 _OUR_JSON = rb'\s*\{\s*"schema"\s*:\s*"gpudist\.'
@@ -48,7 +48,11 @@ def check_writable(path: Path, option: str) -> None:
         descriptor, probe = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(descriptor)
         os.unlink(probe)
-        is_lost = path.exists() and not _is_report(path)
+        is_lost = False
+        if path.exists():
+            with path.open("r+b") as file:  # for writing, too
+                head = file.read(_HEAD)
+            is_lost = bool(head) and _OURS.match(head) is None
     except OSError as error:
         raise UsageError(
             f"{option} must name a file that can be written. Received: {option} {str(path)!r} ({error.strerror}). "
@@ -59,13 +63,6 @@ def check_writable(path: Path, option: str) -> None:
             f"{option} must name a new file or an earlier report. Received: {option} {str(path)!r}, which has something else. "
             "Name another, or delete it first."
         )
-
-
-def _is_report(path: Path) -> bool:
-    """Return whether a file is empty or a report of gpudist; it is also opened for writing."""
-    with path.open("r+b") as file:
-        head = file.read(_HEAD)
-    return not head or _OURS.match(head) is not None
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -80,7 +77,16 @@ def write_whole(path: Path, text: str) -> None:
         Unavailable: When it cannot be written: the disk is full, its folder is gone.
     """
     try:
-        _write_whole(path, text)
+        if path == STANDARD_OUTPUT:
+            # If standard output is a file, opening it again would overwrite its content.
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode("utf-8"))
+            sys.stdout.buffer.flush()
+        elif _is_special(path):
+            with path.open("a", encoding="utf-8") as file:  # behind /dev/fd/3 there may be a file that others write too
+                file.write(text)
+        else:
+            _replace(path, text)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -90,22 +96,19 @@ def write_whole(path: Path, text: str) -> None:
         ) from None
 
 
-def _write_whole(path: Path, text: str) -> None:
-    if path == STANDARD_OUTPUT:
-        # If standard output is a file, opening it again would overwrite its content.
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode("utf-8"))
-        sys.stdout.buffer.flush()
-        return
-    if _is_special(path):
-        with path.open("a", encoding="utf-8") as file:  # behind /dev/fd/3 there may be a file that others write too
-            file.write(text)
-        return
+def _replace(path: Path, text: str) -> None:
+    """Write a file beside it, which takes its place with the permissions that it has, or would get from a plain open."""
+    if path.exists():
+        mode = path.stat().st_mode & 0o777
+    else:
+        mask = os.umask(0)
+        os.umask(mask)
+        mode = 0o666 & ~mask
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(name, _mode_of(path))
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -116,15 +119,6 @@ def _is_special(path: Path) -> bool:
     """Return whether it is a device, a pipe or an open stream (`/dev/stdout`): such a file is written, not replaced."""
     is_stream = path.is_symlink() and (path.is_relative_to("/dev") or path.is_relative_to("/proc"))
     return is_stream or (path.exists() and not path.is_file())
-
-
-def _mode_of(path: Path) -> int:
-    """Return the permissions that the file has, or would get from a plain open."""
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def write_json(verdict: Verdict, path: Path) -> None:
@@ -138,7 +132,6 @@ def write_object(content: Mapping[str, Any], path: Path) -> None:
 
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-_HOME = "https://gpudist.readthedocs.io/"
 _LEVELS = {"": "error", "by design": "warning", "advice": "note", "allowed": "note"}
 _WITHOUT_CAUSE = ("failed", "hung", "unverified")
 """Verdicts that are results of their own where no cause explains them."""
@@ -151,30 +144,28 @@ def write_sarif(verdict: Verdict, path: Path) -> None:
 
 def to_sarif(verdict: Verdict) -> dict[str, Any]:
     """Return the findings of all topologies as a SARIF log: a result for each cause, by its lines."""
-    results = _merged([*_of_causes(verdict), *_of_endings(verdict)])
-    rules = {result["ruleId"]: _rule(result) for result in results}
+    results = _merged(_results(verdict))
+    rules: dict[str, dict[str, Any]] = {}
     for result in results:
+        url = result.pop("url", None)
+        rule = {"id": result["ruleId"], "shortDescription": {"text": result["ruleId"]}}
+        rules[result["ruleId"]] = rule | ({"helpUri": url} if url is not None else {})
         result["ruleIndex"] = list(rules).index(result["ruleId"])
     version = verdict.versions.get("gpudist", "")
-    driver = {"name": "gpudist", "version": version, "informationUri": _HOME, "rules": list(rules.values())}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": list(map(_without_url, results))}
+    home = "https://gpudist.readthedocs.io/"
+    driver = {"name": "gpudist", "version": version, "informationUri": home, "rules": list(rules.values())}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _of_causes(verdict: Verdict) -> Iterator[dict[str, Any]]:
+def _results(verdict: Verdict) -> Iterator[dict[str, Any]]:
+    """Yield a result for each cause, then one for each run that ended badly without a cause: at the line where it raised."""
     for run in verdict.runs:
         for cause in run.causes:
-            lines = [_place(location) for location in cause.locations] or _whole_file(verdict.program)
+            lines = [_physical(at.file, at.line, at.text, at.cell) for at in cause.locations] or _whole_file(verdict.program)
             properties = {"stage": cause.stage, "evidence": cause.evidence, "fix": cause.fix}
-            yield _result(cause.code, _LEVELS[kind_of(cause)], _text(cause), lines, run, properties) | {"url": cause.url}
-
-
-def _text(cause: Finding) -> str:
-    return "\n\n".join(filter(None, (cause.summary, cause.fix)))
-
-
-def _of_endings(verdict: Verdict) -> Iterator[dict[str, Any]]:
-    """Yield a result for each run that ended badly without a cause: at the user's line where it raised."""
+            text = "\n\n".join(filter(None, (cause.summary, cause.fix)))
+            yield _result(cause.code, _LEVELS[kind_of(cause)], text, lines, run, properties) | {"url": cause.url}
     for run in verdict.runs:
         if run.verdict in _WITHOUT_CAUSE and not run.causes:
             text = last_line(run.failure) or f"On {run.topology} the verdict is {run.verdict}."
@@ -197,10 +188,6 @@ def _result(
     }
 
 
-def _place(location: Location) -> dict[str, Any]:
-    return _physical(location.file, location.line, location.text, location.cell)
-
-
 def _physical(file: str, line: int, text: str, cell: int | None = None) -> dict[str, Any]:
     """Return a location. SARIF has no cells, so that of a notebook is the whole file."""
     region = {"region": {"startLine": line, "snippet": {"text": text}}} if cell is None else {}
@@ -218,7 +205,7 @@ def _whole_file(program: str) -> list[dict[str, Any]]:
     return [{"physicalLocation": {"artifactLocation": {"uri": _uri(file)}}}] if Path(file).is_file() else []
 
 
-def _merged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merged(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return results, those of several topologies with the same lines and text once."""
     merged: dict[str, dict[str, Any]] = {}
     for result in results:
@@ -227,12 +214,3 @@ def _merged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if first is not result:
             first["properties"]["topologies"] += result["properties"]["topologies"]
     return list(merged.values())
-
-
-def _rule(result: Mapping[str, Any]) -> dict[str, Any]:
-    rule = {"id": result["ruleId"], "shortDescription": {"text": result["ruleId"]}}
-    return rule | ({"helpUri": result["url"]} if "url" in result else {})
-
-
-def _without_url(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name != "url"}

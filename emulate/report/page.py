@@ -24,7 +24,7 @@ PLAIN_WIDTH = 100
 _WIDEST = 120
 _CODE = 4  # a line indented by this much is code, or a table: it is not wrapped
 _INLINE_CODE = re.compile(r"`[^`\n]+`")
-_JOINT = "\x00"  # `clean` has removed those of the text
+_JOINT = "\x00"  # in place of spaces of code, which is not broken there; `clean` has removed those of the text
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -74,7 +74,7 @@ class Page:
         own = text[: len(text) - len(text.lstrip())]
         width = max(24, self.width - column)
         wrapped = textwrap.wrap(
-            _INLINE_CODE.sub(lambda span: _joined(span[0]) if len(span[0]) <= width else span[0], text.strip()),
+            _INLINE_CODE.sub(lambda span: span[0].replace(" ", _JOINT) if len(span[0]) <= width else span[0], text.strip()),
             width,
             initial_indent=own,
             subsequent_indent=own + "  " * text.lstrip().startswith("- "),
@@ -106,11 +106,6 @@ class Page:
             console.print(Text.assemble(*((_encodable(text, stream), style) for text, style in line)), soft_wrap=True)
 
 
-def _joined(code: str) -> str:
-    """Return code as one word, which is not broken at its spaces."""
-    return code.replace(" ", _JOINT)
-
-
 def is_code(line: str) -> bool:
     """Return whether a line of a text is code."""
     return line.startswith(" " * _CODE)
@@ -134,33 +129,19 @@ def _encodable(text: str, stream: TextIO) -> str:
     return text
 
 
-MARKS = {
-    "equivalent": "✔",
-    "by-design": "!",
-    "divergent": "✘",
-    "failed": "✘",
-    "hung": "✘",
-    "unverified": "?",
-    "unavailable": "-",
+_LOOKS = {
+    "equivalent": ("✔", "green"),
+    "by-design": ("!", "yellow"),
+    "divergent": ("✘", "red"),
+    "failed": ("✘", "red"),
+    "hung": ("✘", "red"),
+    "unverified": ("?", "yellow"),
+    "unavailable": ("-", "yellow"),
 }
-STYLES = {
-    "equivalent": "bold green",
-    "by-design": "bold yellow",
-    "divergent": "bold red",
-    "failed": "bold red",
-    "hung": "bold red",
-    "unverified": "bold yellow",
-    "unavailable": "bold yellow",
-}
-COLOURS = {
-    "equivalent": "#2b8a3e",
-    "by-design": "#a36a00",
-    "divergent": "#c92a2a",
-    "failed": "#c92a2a",
-    "hung": "#c92a2a",
-    "unverified": "#a36a00",
-    "unavailable": "#a36a00",
-}
+_ON_PAPER = {"green": "#2b8a3e", "yellow": "#a36a00", "red": "#c92a2a"}
+MARKS = {verdict: mark for verdict, (mark, _) in _LOOKS.items()}
+STYLES = {verdict: f"bold {colour}" for verdict, (_, colour) in _LOOKS.items()}
+COLOURS = {verdict: _ON_PAPER[colour] for verdict, (_, colour) in _LOOKS.items()}
 DIVERGES = ("divergent", "by-design")
 """The verdicts of runs that differ from the reference."""
 _KINDS = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from emulate.report.page import Page, width_of
 
 if TYPE_CHECKING:
-    from emulate.plan import Estimate, Forecast, Row
+    from emulate.plan import Forecast, Row
 
 HEADER = ("GPUs", "hosts", "examples/s", "90 % interval", "efficiency", "limit", "time", "price", "batch for 90 %")
 _LIMIT_STYLES = {"input": "bold red", "communication": "yellow", "stragglers": "yellow"}
@@ -32,7 +32,11 @@ def show_plan(forecast: Forecast, stream: TextIO) -> None:
     if warning := input_warning(forecast):
         page.text(warning, style="bold red")
         page.blank()
-    _add_memory(page, forecast)
+    needed, *others = memory_sentences(forecast)
+    page.text(needed)
+    fits = None if forecast.memory is None else forecast.memory.fits
+    for number, sentence in enumerate(others):
+        page.text(sentence, style="dim" if number else {None: "", True: "green", False: "bold red"}[fits])
     page.blank()
     for sentence in forecast.basis:
         page.labelled("-", sentence, 0, 2)
@@ -49,14 +53,6 @@ def memory_sentences(forecast: Forecast) -> list[str]:
     """Return the memory in words: what is needed, whether it fits, then what is not counted."""
     unknown = "Memory: not known, because the graph of the step is not known."
     return [unknown] if forecast.memory is None else forecast.memory.sentences()
-
-
-def _add_memory(page: Page, forecast: Forecast) -> None:
-    needed, *others = memory_sentences(forecast)
-    page.text(needed)
-    fits = None if forecast.memory is None else forecast.memory.fits
-    for number, sentence in enumerate(others):
-        page.text(sentence, style="dim" if number else {None: "", True: "green", False: "bold red"}[fits])
 
 
 def _add_table(page: Page, forecast: Forecast) -> None:
@@ -84,7 +80,8 @@ def about_price(forecast: Forecast) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return a row in the columns of `HEADER`."""
-    rate = row.examples_per_second
+    rate, hours = row.examples_per_second, row.hours.middle
+    time = f"{hours:.3g} h" if hours >= 1 else f"{hours * 60:.3g} min" if hours * 60 >= 1 else f"{hours * 3600:.3g} s"
     return (
         f"{row.num_gpus:,}",
         f"{row.num_hosts:,}",
@@ -92,7 +89,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{_number(rate.low)} to {_number(rate.high)}",
         f"{row.efficiency.middle:.0%}",
         row.limit,
-        _time(row.hours),
+        time,
         "-" if row.dollars is None else f"${row.dollars.middle:,.2f}",
         "none" if row.batch_for_efficiency is None else f"{row.batch_for_efficiency:,}",
     )
@@ -101,13 +98,6 @@ def cells(row: Row) -> tuple[str, ...]:
 def _number(value: float) -> str:
     """Return three digits, in full: 1,480 for 1482.3."""
     return f"{float(f'{value:.3g}'):,.{0 if value >= 100 else 1}f}"
-
-
-def _time(hours: Estimate) -> str:
-    seconds = hours.middle * 3600
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 3600 else f"{hours.middle:.3g} h"
 
 
 _MARKS = {"compute": "●", "communication": "◆", "stragglers": "▲", "input": "■"}

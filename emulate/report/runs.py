@@ -10,7 +10,7 @@ import re
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -66,12 +66,19 @@ def add_group(page: Page, runs: Sequence[Run], told_causes: ToldCauses) -> None:
     page.line((names, "bold"), "  ", (headline(runs), STYLES[first.verdict]))
     for label, text in facts(runs):
         page.labelled(label, text, 2, max(_COLUMN, len(label) + 4), label_style="dim")
-    add_faults(page, first.faults)
+    for at, fault in enumerate(first.faults):
+        page.labelled("faults" if at == 0 else "", f"{fault.fault}: {outcome(fault)}", 2, _COLUMN, label_style="dim")
     if first.failure:
         page.blank()
         page.verbatim(shorten_traceback(first.failure), indent=2)
         add_hint(page, first.failure)
-    _add_stacks(page, first)
+    for host, state, text in stacks(first):
+        page.blank()
+        page.line("  ", (f"host {host}", "bold"), f"  {state}")
+        stack = text.splitlines()
+        page.verbatim("\n".join(stack[:_STACK_LINES]), indent=4, style="dim")
+        if len(stack) > _STACK_LINES:
+            page.line(("    ... " + one_of(len(stack) - _STACK_LINES, "more line") + " (all of them with --json)", "dim"))
     for at, cause in enumerate(first.causes):
         causes, topologies = [run.causes[at] for run in runs], [run.topology for run in runs]
         if cause.allowed:
@@ -172,16 +179,6 @@ def add_hint(page: Page, failure: str) -> None:
         page.labelled("fix", hint, 2, 7, style="green", label_style="dim")
 
 
-def _add_stacks(page: Page, run: Run) -> None:
-    for host, state, text in stacks(run):
-        page.blank()
-        page.line("  ", (f"host {host}", "bold"), f"  {state}")
-        stack = text.splitlines()
-        page.verbatim("\n".join(stack[:_STACK_LINES]), indent=4, style="dim")
-        if len(stack) > _STACK_LINES:
-            page.line(("    ... " + one_of(len(stack) - _STACK_LINES, "more line") + " (all of them with --json)", "dim"))
-
-
 def stacks(run: Run) -> Iterator[tuple[int, str, str]]:
     """Yield, for each host of a hung run, its number, its last step and collective, and its stack."""
     hosts = run.details.get("hosts", {})
@@ -228,7 +225,13 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
         by_summary.setdefault(other.summary, []).append(topology)
     for summary, those in by_summary.items():
         page.text(f"On {', '.join(those)}: {summary}" if len(by_summary) > 1 else summary, indent=5)
-    _add_lines(page, cause)
+    # The lines to blame as compilers show them: the place, then the line of the source.
+    for location in cause.locations[:_LOCATIONS]:
+        stage = (f"  ({cause.stage})", "dim") if cause.stage and location is cause.locations[0] else ""
+        page.line("     ", ("--> ", "dim"), (location.place, "bold cyan"), stage)
+        page.line("       ", (" | ", "dim"), _cut(location.text, max(page.width - 10, 20)))
+    if (more := len(cause.locations) - _LOCATIONS) > 0:
+        page.line((f"         ... {one_of(more, 'more line')} (--json)", "dim"))
     if before:
         return
     differ = len({other.evidence for other in causes}) > 1
@@ -238,16 +241,6 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
     if cause.fix:
         page.labelled("fix", cause.fix, 5, _COLUMN, style="green", label_style="dim")
     page.labelled("more", cause.url, 5, _COLUMN, label_style="dim")
-
-
-def _add_lines(page: Page, cause: Finding) -> None:
-    """Add the lines to blame as compilers do: the place, then the line of the source."""
-    for location in cause.locations[:_LOCATIONS]:
-        stage = (f"  ({cause.stage})", "dim") if cause.stage and location is cause.locations[0] else ""
-        page.line("     ", ("--> ", "dim"), (location.place, "bold cyan"), stage)
-        page.line("       ", (" | ", "dim"), _cut(location.text, max(page.width - 10, 20)))
-    if (more := len(cause.locations) - _LOCATIONS) > 0:
-        page.line((f"         ... {one_of(more, 'more line')} (--json)", "dim"))
 
 
 def _cut(text: str, width: int) -> str:
@@ -278,12 +271,6 @@ def _add_list(page: Page, title: str, runs: Sequence[Run], of: Callable[[Run], S
         page.labelled("-", text, 5, 7)
 
 
-def add_faults(page: Page, faults: Sequence[FaultReport]) -> None:
-    """Add each fault with what came of it."""
-    for at, fault in enumerate(faults):
-        page.labelled("faults" if at == 0 else "", f"{fault.fault}: {outcome(fault)}", 2, _COLUMN, label_style="dim")
-
-
 def outcome(fault: FaultReport) -> str:
     """Return the result of one fault: `recovered after 1 restart, resumed after 6 steps, the same result bit for bit`."""
     if not fault.fired:
@@ -301,32 +288,27 @@ def outcome(fault: FaultReport) -> str:
     }
     if fault.fault.startswith("preempt:") and not fault.restarts:
         has_left = fault.result == "different" and not fault.error
-        return f"{where}{_LEFT if has_left else _STAYED}, {results[fault.result]}"
+        if has_left:
+            how = "received SIGTERM and ended with exit code 0, so gpudist did not restart it"
+        else:
+            how = "received SIGTERM, but ran to its end before SIGKILL, so its recovery was not tested"
+        return f"{where}{how}, {results[fault.result]}"
     return f"{where}recovered{_after(fault)}, {results[fault.result]}"
-
-
-def _resumed(steps: int) -> str:
-    """Return where a program continued that had made so many steps."""
-    return f"after {steps} step{'s' if steps > 1 else ''}" if steps else "from the beginning"
-
-
-_STAYED = "received SIGTERM, but ran to its end before SIGKILL, so its recovery was not tested"
-
-_LEFT = "received SIGTERM and ended with exit code 0, so gpudist did not restart it"
 
 
 def _after(fault: FaultReport) -> str:
     if not fault.restarts:
         return " without a restart"
-    times = "1 restart" if fault.restarts == 1 else f"{fault.restarts} restarts"
+    times = one_of(fault.restarts, "restart")
     if not fault.went_on_from:
         return f" after {times}"
-    return f" after {times}, resumed {_resumed(fault.went_on_from[-1])}"
+    made = fault.went_on_from[-1]
+    where = f"after {one_of(made, 'step')}" if made else "from the beginning"
+    return f" after {times}, resumed {where}"
 
 
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line \d+')
 _LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("purelib", "platlib", "stdlib", "platstdlib")})
-_OUTSIDE = "(outside the program: it has ended, or has not begun)"
 
 
 @dataclass
@@ -336,16 +318,18 @@ class _StackPart:
     lines: list[str]
     library: str | None = None
     is_frame: bool = False
-    indent: int = field(default=0)
+    indent: int = 0
 
 
 def short_stack(text: str) -> str:
     """Return a stack from faulthandler or traceback without frames of gpudist, with library frames only counted."""
     parts = list(_parts(trim_traceback(text)))
     if not any(part.is_frame for part in parts):
-        return _OUTSIDE if _FRAME.search(text) else text
+        return "(outside the program: it has ended, or has not begun)" if _FRAME.search(text) else text
     lines: list[str] = []
-    for is_library, group in groupby(_without_empty_threads(parts), key=lambda part: part.library is not None):
+    has_frame_below = [part.is_frame for part in parts[1:]] + [False]
+    shown = [part for part, below in zip(parts, has_frame_below, strict=True) if part.is_frame or below]
+    for is_library, group in groupby(shown, key=lambda part: part.library is not None):
         run = list(group)
         lines += [_counted(run)] if is_library else [line for part in run for line in part.lines]
     return "\n".join(lines)
@@ -367,12 +351,6 @@ def _parts(text: str) -> Iterator[_StackPart]:
             current = _StackPart([line])
     if current:
         yield current
-
-
-def _without_empty_threads(parts: list[_StackPart]) -> Iterator[_StackPart]:
-    for at, part in enumerate(parts):
-        if part.is_frame or (at + 1 < len(parts) and parts[at + 1].is_frame):
-            yield part
 
 
 def _library(file: str) -> str | None:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from emulate.digits import number
@@ -66,13 +66,11 @@ def _add_table(page: Page, runs: Sequence[Run]) -> None:
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADER))]
     for at, row in enumerate(rows):
         style = "dim" if at == 0 else STYLES[runs[at - 1].verdict]
-        page.line(*_aligned(row, widths, style, at == 0))
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int], style: str, whole: bool) -> Iterable[Span]:
-    for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        text = cell.rjust(width) if at in _RIGHT else cell.ljust(width)
-        yield (text if at == 0 else "  " + text, style if whole or at in (0, 2) else "")
+        spans: list[Span] = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            text = cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+            spans.append((text if column == 0 else "  " + text, style if at == 0 or column in (0, 2) else ""))
+        page.line(*spans)
 
 
 def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> None:

@@ -32,7 +32,7 @@ from gpudist_core.certificates.certificate import (
     examples_of,
     projected,
 )
-from gpudist_core.checkpoints.exchange import TextExchange, store_of_job
+from gpudist_core.checkpoints.hosts import TextExchange, store_of_job
 from gpudist_core.errors import UsageError
 from gpudist_core.upstream import optimizers
 

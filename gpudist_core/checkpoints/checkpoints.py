@@ -472,7 +472,6 @@ def _checked(step: Any) -> int:
     return int(number)
 
 
-_NEVER_CAUGHT = {"SIGKILL", "SIGSTOP"}
 _METHODS = {"pipeline": ("state", "restore"), "step": ("model",), "optimizer": ("variables",)}
 _MEANT = {
     "model": ("model must be a Keras model, or have variables", "Pass the model that is trained."),
@@ -511,7 +510,7 @@ def check_arguments(folder: Any, keep: Any, every: Any, signals: Any, timeout: A
         raise UsageError(
             "signals must be names from Python's signal module", "Use signals=('SIGTERM',) or ('SIGUSR1',).", signals=signals
         )
-    if never := _NEVER_CAUGHT.intersection(signals):
+    if never := {"SIGKILL", "SIGSTOP"}.intersection(signals):
         raise UsageError(
             "A signal must be one that Python can catch", "Use another signal, for example SIGTERM.", signals=sorted(never)
         )

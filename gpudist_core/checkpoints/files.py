@@ -48,9 +48,6 @@ class Piece:
     start: int
     stop: int
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: Any) -> Piece:
         return cls(**{**value, "crc32": tuple(value["crc32"])})
@@ -187,10 +184,6 @@ class Entry:
         """Return the number of rows along the axis; 0 without an axis."""
         return 0 if self.axis is None else self.shape[self.axis]
 
-    def as_json(self) -> dict[str, Any]:
-        pieces = [piece.as_json() for piece in self.pieces]
-        return {"shape": list(self.shape), "dtype": self.dtype, "axis": self.axis, "pieces": pieces}
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Entry:
         pieces = tuple(Piece.from_json(piece) for piece in value["pieces"])
@@ -214,7 +207,7 @@ class Manifest:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        entries = {name: entry.as_json() for name, entry in self.entries.items()}
+        entries = {name: asdict(entry) for name, entry in self.entries.items()}
         return {"format": FORMAT, "step": self.step, "info": dict(self.info), "states": dict(self.states), "arrays": entries}
 
 
@@ -294,10 +287,13 @@ def encode_state(value: Any, name: str, keep: Callable[[str, np.ndarray[Any, Any
     """
     if isinstance(value, Mapping):
         # As in a JSON pointer: {"a/b": ...} and {"a": {"b": ...}} are two arrays.
-        return {
-            _text(key, name): encode_state(inner, f"{name}/{key.replace('~', '~0').replace('/', '~1')}", keep)
-            for key, inner in value.items()
-        }
+        for key in value:
+            if not isinstance(key, str):
+                raise UsageError(
+                    "The keys of a state must be texts", "Return another form of it in state().", place=name, key=key
+                )
+        places = {key: f"{name}/{key.replace('~', '~0').replace('/', '~1')}" for key in value}
+        return {key: encode_state(inner, places[key], keep) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode_state(inner, f"{name}/{i}", keep) for i, inner in enumerate(value)]
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
@@ -336,9 +332,3 @@ def decode_state(value: Any, array: Callable[[str], np.ndarray[Any, Any]]) -> An
 def has_state(value: Any) -> bool:
     """Return whether an object has `state()` and `restore(state)`."""
     return callable(getattr(value, "state", None)) and callable(getattr(value, "restore", None))
-
-
-def _text(key: Any, name: str) -> str:
-    if not isinstance(key, str):
-        raise UsageError("The keys of a state must be texts", "Return another form of it in state().", place=name, key=key)
-    return key

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -19,15 +19,10 @@ from gpudist_core.checkpoints.files import has_state
 from gpudist_core.checkpoints.run import Opened, RunParts
 from gpudist_core.errors import UsageError
 
-if TYPE_CHECKING:
-    from gpudist_core.checkpoints.checkpoints import Checkpoints
-
 
 class CallbackMethods:
     """Provide the callback methods in which `Checkpoints` does nothing."""
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None: ...
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
     def on_batch_begin(self, batch: int, logs: Any = None) -> None: ...
     def on_batch_end(self, batch: int, logs: Any = None) -> None: ...
     def on_test_begin(self, logs: Any = None) -> None: ...
@@ -40,11 +35,23 @@ class CallbackMethods:
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
+class Saver(Protocol):
+    """Define what a followed `fit` asks of the `Checkpoints` that follow it."""
+
+    def _begin_fit(self, has_position: bool) -> None: ...
+    def _is_time_to_leave(self) -> bool: ...
+    def _leave(self, step: int, save: bool = True) -> NoReturn: ...
+    def _save_if_due(self, step: int) -> bool: ...
+    def _save_epoch(self, step: int) -> None: ...
+    def _save_rest(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
 class FollowedFit:
     """Follow one `fit`.
 
     Args:
-        checkpoints: The object that saves and restores.
+        checkpoints: The callback that saves and restores.
         run: The parts of the run, completed from the model.
         model: The model that is trained.
 
@@ -53,7 +60,7 @@ class FollowedFit:
         epochs: Number of epochs that `fit` was asked for.
     """
 
-    def __init__(self, checkpoints: Checkpoints, run: RunParts, model: Any) -> None:
+    def __init__(self, checkpoints: Saver, run: RunParts, model: Any) -> None:
         self._checkpoints, self._run, self._model = checkpoints, run, model
         self._trained = 0
         self._first_batch = self._batch = 0
@@ -93,10 +100,15 @@ class FollowedFit:
         epochs = state.of_model.of(self._model).epochs
         if self._run.pipeline is not None or epoch == 0:
             return
-        if epochs is None:
-            warn_of_unknown(opened.path.name, epoch)
-        else:
+        if epochs is not None:
             read_over(epochs, self._read, opened.path.name)
+            return
+        warnings.warn(
+            "Only the fit of a gd.distributed model continues its data where they were. Received: "
+            f"checkpoint={opened.path.name!r}, epoch={epoch}. The data start again: a shuffle repeats the order of the first "
+            "epoch, and data shared between epochs (steps_per_epoch) start at the first example. Train gd.distributed(model).",
+            stacklevel=2,
+        )
 
     def taken(self, opened: Opened) -> None:
         """Continue from a checkpoint."""
@@ -225,8 +237,18 @@ class Others:
 
     def state(self) -> dict[str, Any]:
         """Return their states by name, and the names of callbacks that have kept something unknown meanwhile."""
-        kept = {name: _state_of(callback) for name, callback in self._named.items() if _keeps(callback)}
-        unknown = [name for name, callback in self._named.items() if not has_state(callback) and self._has_changed(name)]
+        from gpudist_core.upstream.trainer import attributes_of, kept_by
+
+        kept, unknown = {}, []
+        for name, callback in self._named.items():
+            if has_state(callback):
+                kept[name] = callback.state()
+                continue
+            if kept_by(callback):
+                kept[name] = {key: getattr(callback, key) for key in kept_by(callback) if hasattr(callback, key)}
+            begun, now = self._begun[name], attributes_of(callback)
+            if any(key not in begun or begun[key] != _mark(value) or _may_change(value) for key, value in now.items()):
+                unknown.append(name)
         return {"kept": kept, "unknown": unknown}
 
     def restore(self, state: Mapping[str, Any] | None, checkpoint: str) -> None:
@@ -250,12 +272,6 @@ class Others:
                 stacklevel=2,
             )
 
-    def _has_changed(self, name: str) -> bool:
-        from gpudist_core.upstream.trainer import attributes_of
-
-        now, begun = attributes_of(self._named[name]), self._begun[name]
-        return any(key not in begun or begun[key] != _mark(value) or _is_mutable(value) for key, value in now.items())
-
 
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Name callbacks by class and number, and by the monitored value if they have one."""
@@ -277,14 +293,6 @@ def _keeps(callback: Any) -> bool:
     return has_state(callback) or bool(kept_by(callback))
 
 
-def _state_of(callback: Any) -> Any:
-    from gpudist_core.upstream.trainer import kept_by
-
-    if has_state(callback):
-        return callback.state()
-    return {name: getattr(callback, name) for name in kept_by(callback) if hasattr(callback, name)}
-
-
 def _restore(callback: Any, state: Any) -> None:
     if has_state(callback):
         callback.restore(state)
@@ -301,8 +309,8 @@ def _mark(value: Any) -> Any:
     return id(value), len(value) if isinstance(value, (list, dict, set, tuple)) else 0
 
 
-def _is_mutable(value: Any) -> bool:
-    """Return whether an object may hold other numbers later."""
+def _may_change(value: Any) -> bool:
+    """Return whether an object may hold other numbers without another mark."""
     return isinstance(value, np.ndarray) or hasattr(value, "assign") or hasattr(value, "update_state")
 
 
@@ -329,7 +337,7 @@ def read_over(epochs: RestoredEpochs, number: int, name: str) -> None:
     dataset: Any = getattr(epochs.source, "dataset", None)
     if number == 0 or (epochs.steps_per_epoch is not None and _warns_of_chance(epochs, name)):
         return
-    varies = datasets.what_varies(dataset) if _is_dataset(dataset) else "more"
+    varies = datasets.what_varies(dataset) if isinstance(dataset, tf.data.Dataset) else "more"
     if epochs.steps_per_epoch is None and varies != "more":
         for _ in range(number if varies == "one shuffle" else 0):
             iter(dataset)
@@ -352,7 +360,7 @@ def _warns_of_chance(epochs: RestoredEpochs, name: str) -> bool:
 
     dataset, seed = getattr(epochs.source, "dataset", None), getattr(epochs.source, "seed", None)
     by_chance = seed is not None and trainer.seed() is None
-    if by_chance or (_is_dataset(dataset) and "unseeded" in datasets.shuffles_that_vary(dataset)):
+    if by_chance or (isinstance(dataset, tf.data.Dataset) and "unseeded" in datasets.shuffles_that_vary(dataset)):
         warnings.warn(
             "If an epoch has a part of the data, the order must have a seed to continue with the rest. Received: "
             f"checkpoint={name!r}, steps_per_epoch={epochs.steps_per_epoch}, shuffle='without a seed'. The data start again: "
@@ -361,22 +369,3 @@ def _warns_of_chance(epochs: RestoredEpochs, name: str) -> bool:
         )
         return True
     return False
-
-
-def _is_dataset(value: Any) -> bool:
-    return isinstance(value, tf.data.Dataset)
-
-
-def warn_of_unknown(name: str, epoch: int) -> None:
-    """Warn that Keras's own `fit` has started its data again.
-
-    Args:
-        name: The name of the checkpoint.
-        epoch: The next epoch, from 0.
-    """
-    warnings.warn(
-        "Only the fit of a gd.distributed model continues its data where they were. Received: "
-        f"checkpoint={name!r}, epoch={epoch}. The data start again: a shuffle repeats the order of the first epoch, and data "
-        "shared between epochs (steps_per_epoch) start at the first example. Train gd.distributed(model).",
-        stacklevel=2,
-    )

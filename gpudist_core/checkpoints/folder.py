@@ -204,10 +204,7 @@ class Lock:
         if other.get("host") == me["host"] and other.get("boot") == me["boot"] and other.get("namespace") == me["namespace"]:
             started = _started(int(other.get("pid", 0)))
             return bool(started) and started == other.get("started")
-        return self._shows_life()
-
-    def _shows_life(self) -> bool:
-        """Return whether a run on another host touches its lock during the wait. Clocks of two hosts are never compared."""
+        # A run on another host touches its lock meanwhile, if it lives. Clocks of two hosts are never compared.
         before, until = self._touched(), time.monotonic() + self._patience
         while time.monotonic() < until:
             if self._touched() != before:
@@ -228,11 +225,14 @@ class Lock:
 
 
 def _myself() -> dict[str, Any]:
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "boot": _text("/proc/sys/kernel/random/boot_id"),
-        "namespace": _link("/proc/self/ns/pid"),
+        "namespace": namespace,
         "started": _started(os.getpid()),
     }
 
@@ -246,12 +246,5 @@ def _started(pid: int) -> str:
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
     except OSError:
         return ""

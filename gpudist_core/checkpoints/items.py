@@ -207,22 +207,6 @@ def put(copy: Any, value: Array) -> None:
         copy.assign(tf.constant(value, dtype=copy.dtype))
 
 
-def check_kept(name: str, dtype: Any) -> None:
-    """Refuse a variable without numbers.
-
-    Args:
-        name: The variable's name.
-        dtype: Its `tf.DType`.
-
-    Raises:
-        UsageError: For strings and handles.
-    """
-    if dtype.name in ("string", "resource", "variant"):
-        raise UsageError(
-            "Only numeric variables can be saved in a checkpoint", "Leave this one out.", variable=name, dtype=dtype.name
-        )
-
-
 class Collector:
     """Make items from variables.
 
@@ -237,7 +221,7 @@ class Collector:
     def of_model(self, model: Any) -> list[Item]:
         """Return the items of a model."""
         variables = list(_unique(getattr(model, "variables", ())))
-        named = [*zip(unique_names_of(variables, Numbered()), variables, strict=True), *_attributes(model, variables)]
+        named = [*zip(unique_names_of(variables), variables, strict=True), *_attributes(model, variables)]
         return [self.item(f"model/{name}", variable) for name, variable in named]
 
     def of_optimizer(self, group: str, optimizer: Any, model: Any) -> list[Item]:
@@ -245,11 +229,10 @@ class Collector:
         from gpudist_core.upstream import optimizers
 
         variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
-        names_of_variables = unique_names_of(variables, Numbered())
-        by_path = dict(zip((path_of(v) for v in variables), names_of_variables, strict=True))
+        by_path = dict(zip((path_of(v) for v in variables), unique_names_of(variables), strict=True))
         candidates = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
         slots = list(_unique(candidates))
-        called = unique_names_of_slots(slots, by_path, Numbered())
+        called = unique_names_of_slots(slots, by_path)
         trained = optimizers.trained_by(optimizer) if hasattr(optimizer, "apply") and getattr(optimizer, "built", False) else []
         owners = _shards_of_owners(slots, list(_unique([*trained, *variables])))
         return [self.item(f"{group}/{name}", slot, owner) for name, slot, owner in zip(called, slots, owners, strict=True)]
@@ -257,13 +240,13 @@ class Collector:
     def of_metrics(self, model: Any) -> list[Item]:
         """Return the items of the metrics that a Keras model was compiled with."""
         variables = list(_unique(getattr(model, "metrics_variables", ())))
-        called = unique_names_of(variables, Numbered())
+        called = unique_names_of(variables)
         return [self.item(f"metrics/{name}", variable) for name, variable in zip(called, variables, strict=True)]
 
     def of_others(self, group: str, variables: Iterable[Any]) -> list[Item]:
         """Return the items of variables, metrics, layers or random generators that the run names itself."""
         kept = [variable for value in variables for variable in _variables_of(value)]
-        called = unique_names_of(kept, Numbered())
+        called = unique_names_of(kept)
         return [self.item(f"{group}/{name}", variable) for name, variable in zip(called, kept, strict=True)]
 
     def item(self, name: str, variable: Any, owner: Any = None) -> Item:
@@ -284,7 +267,13 @@ class Collector:
             return self._per_replica(name, variable.variable)
         shard = shard_of(variable) or owner
         variable = models.plain(variable)
-        check_kept(name, variable.dtype)
+        if variable.dtype.name in ("string", "resource", "variant"):
+            raise UsageError(
+                "Only numeric variables can be saved in a checkpoint",
+                "Leave this one out.",
+                variable=name,
+                dtype=variable.dtype.name,
+            )
         copies = self._strategy.experimental_local_results(variable)
         if shard is not None and len(copies[0].shape) > shard.axis and copies[0].shape[shard.axis] == shard.height:
             return Sliced(name, copies, replicas.first, shard)
@@ -365,7 +354,7 @@ def _attributes(model: Any, listed: Iterable[Any]) -> list[tuple[str, Any]]:
     attributes = []
     for layer in runtime.flat_layers(model):
         for attribute, value in sorted(vars(layer).items()):
-            inside = [value] if isinstance(value, (tf.Variable, tf.random.Generator)) else _inside(value)
+            inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
             for item in inside:
                 if isinstance(item, (tf.Variable, tf.random.Generator)) and id(item) not in seen:
                     seen.add(id(item))
@@ -375,12 +364,6 @@ def _attributes(model: Any, listed: Iterable[Any]) -> list[tuple[str, Any]]:
         (name, _State(name, item.state) if isinstance(item, tf.random.Generator) else item)
         for name, (_, item) in zip(called, attributes, strict=True)
     ]
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple)) else []
 
 
 class Numbered:
@@ -423,24 +406,29 @@ def path_of(variable: Any) -> str:
     return str(path).removesuffix(":0")
 
 
-def unique_names_of(variables: Iterable[Any], numbered: Numbered) -> list[str]:
+def unique_names_of(variables: Iterable[Any]) -> list[str]:
     """Return unique names for a model's variables, in order."""
-    return unique(numbered(path_of(variable)) for variable in variables)
+    return unique(map(Numbered(), map(path_of, variables)))
 
 
-def unique_names_of_slots(variables: Iterable[Any], model_names: Mapping[str, str], numbered: Numbered) -> list[str]:
+def unique_names_of_slots(variables: Iterable[Any], model_names: Mapping[str, str]) -> list[str]:
     """Return unique names for an optimizer's variables. A slot is named after its variable.
 
     Args:
         variables: The optimizer's variables, in order.
         model_names: The names of the model's variables by their paths.
-        numbered: The counters for the optimizer.
 
     Returns:
         Names such as `adam/iteration` and `adam/sequential/dense/kernel/momentum`.
     """
     owners = {path.replace("/", "_"): name for path, name in model_names.items()}
-    return unique(_name_of_slot(path_of(variable), owners, numbered) for variable in variables)
+    numbered, names = Numbered(), []
+    for path in map(path_of, variables):
+        flat = owner_of(path, owners)
+        first, _, last = path.rpartition("/")
+        slot = last.lower() if flat is None else f"{owners[flat]}/{last[len(flat) + 1 :]}"
+        names.append(f"{numbered((first or 'optimizer').lower())}/{slot}")
+    return unique(names)
 
 
 def owner_of(path: str, owners: Mapping[str, Any]) -> str | None:
@@ -451,10 +439,3 @@ def owner_of(path: str, owners: Mapping[str, Any]) -> str | None:
         if prefix in owners:
             return prefix
     return None
-
-
-def _name_of_slot(path: str, owners: Mapping[str, str], numbered: Numbered) -> str:
-    flat = owner_of(path, owners)
-    first, _, last = path.rpartition("/")
-    optimizer = numbered((first or "optimizer").lower())
-    return f"{optimizer}/{last.lower() if flat is None else owners[flat] + '/' + last[len(flat) + 1 :]}"

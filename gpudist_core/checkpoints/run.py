@@ -8,6 +8,7 @@ stateless draws if a restored run must continue with the same numbers.
 from __future__ import annotations
 
 import functools
+import platform
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,16 +143,30 @@ class RunParts:
         def keep(is_mine: bool) -> Any:
             return lambda name, values: held.append(Held.of(Constant(name, np.array(values), is_mine)))
 
-        kept = {
-            name: files.encode_state(value.state(), f"state/{name}", keep(replicas.host == 0))
-            for name, value in self.stateful().items()
-        }
+        of_all = keep(replicas.host == 0)
+        stateful = self.stateful().items()
+        kept = {name: files.encode_state(value.state(), f"state/{name}", of_all) for name, value in stateful}
         if fit is not None:
             kept["fit"] = dict(fit)
         if callbacks is not None:
-            kept["callbacks"] = files.encode_state(callbacks, "state/callbacks", keep(replicas.host == 0))
+            kept["callbacks"] = files.encode_state(callbacks, "state/callbacks", of_all)
         own = files.encode_state({"random": random_states()}, f"random/{replicas.host}", keep(True))
-        return Snapshot(step, held, kept, own, self._info(replicas, reason))
+        info = {
+            "reason": reason,
+            "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "topology": {
+                "strategy": type(self.strategy).__name__,
+                "replicas": replicas.total,
+                "hosts": replicas.num_hosts,
+                "devices": list(replicas.devices),
+            },
+            "versions": {
+                "python": platform.python_version(),
+                "gpudist": own_version(),
+                **{name: str(installed_version(name)) for name in ("tensorflow", "keras", "numpy")},
+            },
+        }
+        return Snapshot(step, held, kept, own, info)
 
     def restore(self, opened: Opened, items: list[Item]) -> None:
         """Restore everything, starting with objects that may refuse their state."""
@@ -161,30 +176,6 @@ class RunParts:
         hosts = opened.state("hosts")
         host = self.replicas().host
         restore_random_states(hosts[host if host < len(hosts) else 0]["random"])
-
-    def _info(self, replicas: Replicas, reason: str) -> dict[str, Any]:
-        return {
-            "reason": reason,
-            "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "topology": {
-                "strategy": type(self.strategy).__name__,
-                "replicas": replicas.total,
-                "hosts": replicas.num_hosts,
-                "devices": list(replicas.devices),
-            },
-            "versions": _versions(),
-        }
-
-
-def _versions() -> dict[str, str]:
-    import platform
-
-    names = ("tensorflow", "keras", "numpy")
-    return {
-        "python": platform.python_version(),
-        "gpudist": own_version(),
-        **{name: str(installed_version(name)) for name in names},
-    }
 
 
 def random_states() -> dict[str, Any]:
@@ -279,7 +270,8 @@ def rows_of(path: Path, entry: files.Entry, start: int, stop: int) -> Array:
         return files.load_piece(path, entry.pieces[0], entry.dtype, entry.shape)
     pieces = []
     for piece in _overlapping(entry, start, stop):
-        values = files.load_piece(path, piece, entry.dtype, _shape(entry, piece.stop - piece.start))
+        shape = (*entry.shape[: entry.axis], piece.stop - piece.start, *entry.shape[entry.axis + 1 :])
+        values = files.load_piece(path, piece, entry.dtype, shape)
         rows = slice(max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start)
         index = (*[slice(None)] * entry.axis, rows)
         pieces.append(values[index])
@@ -298,11 +290,6 @@ def _overlapping(entry: files.Entry, start: int, stop: int) -> list[files.Piece]
     if reached < stop:
         raise Damaged(f"rows {reached} to {stop} of an array are missing")
     return pieces
-
-
-def _shape(entry: files.Entry, rows: int) -> tuple[int, ...]:
-    assert entry.axis is not None
-    return (*entry.shape[: entry.axis], rows, *entry.shape[entry.axis + 1 :])
 
 
 def _check_rows(path: Path, name: str, entry: files.Entry, start: int, stop: int) -> None:

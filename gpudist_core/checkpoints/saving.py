@@ -10,13 +10,13 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpudist_core.checkpoints.exchange import TextExchange
 from gpudist_core.checkpoints.files import DataFile, Entry, Manifest, write_json, write_manifest
 from gpudist_core.checkpoints.folder import Folder
+from gpudist_core.checkpoints.hosts import TextExchange
 from gpudist_core.checkpoints.items import Array, Item
 from gpudist_core.errors import SaveFailed
 
@@ -133,7 +133,7 @@ def _write_part(snapshot: Snapshot, path: Path, host: int) -> int:
     except BaseException:
         data.abandon()
         raise
-    described = {name: entry.as_json() for name, entry in entries.items() if entry.pieces}
+    described = {name: asdict(entry) for name, entry in entries.items() if entry.pieces}
     return write_json(_part(path, host), {"arrays": described, "own": snapshot.own})
 
 
@@ -141,20 +141,17 @@ def _part(path: Path, host: int) -> Path:
     return path / f"host-{host:03}.json"
 
 
-def _read_part(path: Path, host: int, crc32: int) -> Any:
-    data = _part(path, host).read_bytes()
-    if zlib.crc32(data) != crc32:
-        raise OSError(f"host {host}'s part was changed after it was written: the hosts do not see the same folder")
-    return json.loads(data)
-
-
 def _finish(snapshot: Snapshot, folder: Folder, parts: Sequence[int], keep: int) -> None:
     """Write, on the first host, one manifest of all parts, then give the checkpoint its name."""
     path = folder.begun(snapshot.step)
     entries: dict[str, Entry] = {}
-    parts_of_hosts = [_read_part(path, host, crc32) for host, crc32 in enumerate(parts)]
-    for part in parts_of_hosts:
-        for name, value in part["arrays"].items():
+    parts_of_hosts = []
+    for host, crc32 in enumerate(parts):
+        data = _part(path, host).read_bytes()
+        if zlib.crc32(data) != crc32:
+            raise OSError(f"host {host}'s part was changed after it was written: the hosts do not see the same folder")
+        parts_of_hosts.append(json.loads(data))
+        for name, value in parts_of_hosts[-1]["arrays"].items():
             entry = Entry.from_json(value)
             before = entries[name].pieces if name in entries else ()
             entries[name] = Entry(entry.shape, entry.dtype, entry.axis, (*before, *entry.pieces))

@@ -127,9 +127,6 @@ def read_pieces(variable: Any, stop: int) -> Iterator[tuple[int, Array]]:
         yield start, read(variable, start, min(stop, start + each))
 
 
-MIB = 1 << 20
-
-
 def check_room(needed: Mapping[str, int], advice: str) -> None:
     """Raise if a device does not have enough free memory for an allocation.
 
@@ -147,7 +144,10 @@ def check_room(needed: Mapping[str, int], advice: str) -> None:
         # Several logical devices of one CPU share its memory, and so do devices that are emulated on it.
         by_place[name if name in limits else "host"] += size
     for place, size in by_place.items():
-        room = host_bytes() if place == "host" else limits[place] - _used(place)
+        if place == "host":
+            room = host_bytes()
+        else:
+            room = limits[place] - int(tf.config.experimental.get_memory_info(place)["current"])
         if room is not None and size > room:
             raise Unavailable(
                 f"A static tensor must fit into the memory of its device. Received: needed={_text(size)} on {place}, "
@@ -169,9 +169,5 @@ def host_bytes() -> int | None:
     return min(free, default=None)
 
 
-def _used(place: str) -> int:
-    return int(tf.config.experimental.get_memory_info(place)["current"])
-
-
 def _text(size: int) -> str:
-    return f"{size} bytes ({size / MIB:.1f} MiB)"
+    return f"{size} bytes ({size / 2**20:.1f} MiB)"

@@ -1,13 +1,33 @@
 """Look up, gather and multiply on a table of which each replica holds a slice, in the replicas of a step.
 
-For that the replicas exchange different numbers of rows: they give them to all, and deal them out again. The two operations are
-each other's gradients. The total loss is the sum over the replicas, and each replica differentiates its own share. So the
-effect of a replica's rows on all replicas comes back to it, and the effect of all rows on a slice reaches the slice.
+A replica asks for rows that other replicas hold. So a lookup has two exchanges. First every replica gives its ids to all
+(give). Then each replica looks up, in its own slice, the ids of all that it holds, puts zeros in the places of the others,
+and the replicas add these blocks up: each takes the places of its own ids from the sum (deal). A product works alike, with
+the rows of x in place of the ids.
 
-Both are all-reduces of blocks in which every replica has places for the largest number of rows of any replica. An all-reduce is
-the only collective that every strategy of TensorFlow supports, in graphs and eagerly (2.21: an eager all_gather is traced in
-each call, 237 ms instead of 50 ms; in a graph both take 0.7 ms on 1x4; with NCCL and hierarchical copy all_gather falls back to
-one device).
+The two exchanges are each other's gradients. The total loss is the sum over the replicas, and each replica differentiates
+its own share. What a replica's rows do to the losses of all replicas comes back to it, and what the rows of all do to a
+slice reaches the slice. So the gradient of a slice is complete on its replica: it must not be summed over the replicas
+again (`gradients.sum_with` leaves out what `is_sharded`).
+
+Both exchanges are all-reduces of one block, in which every replica has places for the largest number of rows of any replica
+(`Exchange`). What else could be used, and why it is not:
+
+- An all-to-all would send each id to the one replica that holds the row. tf.distribute has none.
+- An all_gather takes parts of different length. But an all-reduce is the only collective that every strategy supports, in
+  graphs and eagerly (2.21: an eager all_gather is traced in each call, 237 ms instead of 50 ms; in a graph both take 0.7 ms
+  on 1x4; with NCCL and hierarchical copy all_gather falls back to one device).
+- Parts of a fixed size, given by the user, would need no exchange of sizes. But the last batch is smaller, and ragged
+  inputs have another number of ids in each step. Where all replicas are on this host and know their numbers while the step
+  is traced, there is no such exchange either (`_known_most`).
+
+An id outside of the table is an error on every replica, or none. TensorFlow itself raises on a CPU and reads zeros on a
+GPU. And the replica that holds no such row cannot know. So a bad id is replaced by a mark before the ids are given, all
+replicas see the mark, and all raise in the same step: otherwise the others would wait in the next collective for the one
+that has failed.
+
+Every replica must take part in each exchange, also with no rows. And a shape that is known while the step is traced stays
+known: `set_shape` restores what padding and reshaping lose, as the layers above build their variables from it.
 """
 
 from __future__ import annotations
@@ -36,8 +56,8 @@ class ShardInfo:
         (9, 10)
     """
 
-    axis: int
-    rows: int
+    axis: int  # counted from 0
+    rows: int  # 1 or more; the spans of the replicas, in order, are the rows from 0 up to here
     total_replicas: int
 
     @property
@@ -249,8 +269,10 @@ class Exchange:
     """
 
     def __init__(self, rows: Any, replica: int, total: int) -> None:
+        # 0 <= self.rows <= most, and most is equal on all replicas: places [first, first + rows) of [0, last) are this one's.
         self.rows = rows if isinstance(rows, int) else tf.cast(rows, tf.int32)
         most = _known_most(rows)
+        assert most is None or not isinstance(rows, int) or rows <= most
         if most is None:
             mine = tf.one_hot(replica, total, dtype=tf.int64) * tf.cast(self.rows, tf.int64)
             most = tf.cast(tf.reduce_max(all_reduce(mine)), tf.int32)

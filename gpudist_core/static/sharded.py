@@ -36,7 +36,7 @@ from gpudist_core.static.sources import (
     source_of,
     uniform,
 )
-from gpudist_core.upstream import models, strategies
+from gpudist_core.upstream import models
 from gpudist_core.upstream import strategies as upstream
 
 _TOO_LARGE = "Use more devices, so that each slice is smaller, or use a smaller dtype."
@@ -90,8 +90,17 @@ def shard(
     if initializer is not None:
         check_initializer(initializer)
     context.check_not_in_a_step("A table")
-    source = _unfilled(shape, dtype) if initializer is not None else source_of(tensor, shape, dtype)
-    table = allocate(source, strategy, axis, lambda lay: _variable(lay, source.dtype, trainable, name or "sharded"))
+    if initializer is None:
+        source = source_of(tensor, shape, dtype)
+    elif shape is None:
+        raise UsageError("An initializer needs the whole shape", "Give shape=(rows, ...).", shape=shape)
+    else:
+        source = Source(tuple(int(size) for size in shape), numeric(dtype or "float32"), lambda: iter(()))
+
+    def create(lay: tuple[int, ...]) -> Any:
+        return tf.Variable(lambda: tf.zeros(lay, source.dtype), trainable=trainable, name=name or "sharded")
+
+    table = allocate(source, strategy, axis, create)
     if initializer is not None:
         initialize(table, initializer)
     else:
@@ -119,7 +128,7 @@ def allocate(
         Unavailable: If it does not fit into memory.
     """
     replicas = context.check_strategy(strategy, "gd.shard")
-    in_one_piece = strategies.is_central(strategy)
+    in_one_piece = upstream.is_central(strategy)
     shape = source.shape
     info = operations.ShardInfo(operations.checked_axis(axis, shape), shape[axis], 1 if in_one_piece else replicas.total)
     if not info.rows:
@@ -150,16 +159,6 @@ def initialize(table: ShardedTable, initializer: Initializer) -> None:
     table.restore_slices(
         lambda start, stop: np.moveaxis(np.asarray(initializer(start, (stop - start, *rest))), 0, table.info.axis)
     )
-
-
-def _variable(lay: tuple[int, ...], dtype: Any, trainable: bool, name: str) -> Any:
-    return tf.Variable(lambda: tf.zeros(lay, dtype), trainable=trainable, name=name)
-
-
-def _unfilled(shape: Sequence[int] | None, dtype: Any) -> Source:
-    if shape is None:
-        raise UsageError("An initializer needs the whole shape", "Give shape=(rows, ...).", shape=shape)
-    return Source(tuple(int(size) for size in shape), numeric(dtype or "float32"), lambda: iter(()))
 
 
 Array = NDArray[Any]
@@ -463,7 +462,13 @@ class ShardedEmbedding:
         name: str | None = None,
         **unknown: Any,
     ) -> Any:
-        _check_known(unknown)
+        for what, value in unknown.items():
+            own = OWN_NAMES.get(what)
+            raise UsageError(
+                "ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only",
+                f"Use {own}." if own else "Leave it out: regularizers, constraints and masks need a table in one piece.",
+                **{what: value},
+            )
         return _layer_class()(rows, dim, strategy, initializer=initializer, seed=seed, name=name)
 
     @classmethod
@@ -477,16 +482,6 @@ class ShardedEmbedding:
             The layer.
         """
         return _layer_class().from_config(config)
-
-
-def _check_known(unknown: dict[str, Any]) -> None:
-    for name, value in unknown.items():
-        own = OWN_NAMES.get(name)
-        raise UsageError(
-            "ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only",
-            f"Use {own}." if own else "Leave it out: regularizers, constraints and masks need a table in one piece.",
-            **{name: value},
-        )
 
 
 @functools.cache

@@ -21,8 +21,9 @@ class Accumulators:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
+        # These have an element for each trained variable, in the order of the gradients, once the sums are built.
         self._sums: list[Any] = []
-        self._given: list[bool] = []
+        self._given: list[bool] = []  # whether it ever had a gradient: without one it gets None, not zeros
         self._tables: list[ShardedTable | None] = []
         self._weight: Any = None
 
@@ -95,10 +96,10 @@ class Accumulators:
             (whether it had a gradient).
         """
         sums = [
-            self._read(kept) if table is None else table.as_numpy()
+            kept.read_value().numpy() if table is None else table.as_numpy()
             for kept, table in zip(self._sums, self._tables, strict=True)
         ]
-        return {"weight": self._read(self._weight), "sums": sums, "given": list(self._given)}
+        return {"weight": self._weight.read_value().numpy(), "sums": sums, "given": list(self._given)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the sums so that their total over the replicas is the saved state: the first replica gets it, the others zero.
@@ -129,9 +130,6 @@ class Accumulators:
 
     def _in_dtype(self, weight: Any) -> Any:
         return tf.cast(weight, self._weight.dtype) if tf.is_tensor(weight) else weight
-
-    def _read(self, kept: Any) -> Any:
-        return kept.read_value().numpy()
 
 
 def _variable(shape: Any, dtype: Any) -> Any:

@@ -54,21 +54,15 @@ def weighted_losses(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, weight
         The weighted sum and the sum of the weights, as from `weighted`.
     """
     values, mask = losses_of(loss, y, y_pred)
-    if isinstance(y_pred, (tuple, list, dict)):
-        _warn_of_masks(y_pred)
-    return weighted(values, weight, losses.mask_of(y_pred), mask)
-
-
-def _warn_of_masks(y_pred: Any) -> None:
-    """Warn that, with several outputs, only the loss function can apply the masks of the outputs."""
-    masked = [i for i, value in enumerate(tf.nest.flatten(y_pred)) if losses.mask_of(value) is not None]
-    if masked:
+    outputs = tf.nest.flatten(y_pred)
+    masked = [i for i, value in enumerate(outputs) if losses.mask_of(value) is not None]
+    if isinstance(y_pred, (tuple, list, dict)) and masked:
         warnings.warn(
             "With several outputs, masked values count unless per_example_loss leaves them out. "
-            f"Received: outputs={len(tf.nest.flatten(y_pred))}, with a mask={masked}. Put the mask into y, and apply it in the "
-            "loss.",
-            stacklevel=2,
+            f"Received: outputs={len(outputs)}, with a mask={masked}. Put the mask into y, and apply it in the loss.",
+            stacklevel=1,
         )
+    return weighted(values, weight, losses.mask_of(y_pred), mask)
 
 
 def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any, Any]:
@@ -223,8 +217,11 @@ def check_pairs(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, values: An
     Raises:
         UsageError: If the second dimension is also the number of examples.
     """
+    if values.shape.rank != 2:
+        return
     for target, output in zip(tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=False):
-        if values.shape.rank == 2 and _broadcast(target.shape, output.shape) and _are_rows_twice(loss, y, y_pred):
+        is_broadcast = {target.shape.rank, output.shape.rank} == {1, 2} and 1 in (*target.shape[1:], *output.shape[1:])
+        if is_broadcast and _are_rows_twice(loss, y, y_pred):
             raise UsageError(
                 "per_example_loss must return losses of each example, not of each pair of examples (y and y_pred were "
                 "broadcast)",
@@ -233,14 +230,6 @@ def check_pairs(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, values: An
                 y_pred_shape=tuple(output.shape),
                 losses_shape=tuple(values.shape),
             )
-
-
-def _broadcast(first: Any, second: Any) -> bool:
-    """Return whether one shape is (rows,) and the other is (rows, 1)."""
-    if first.rank is None or second.rank is None:
-        return False
-    flat, column = sorted((first, second), key=lambda shape: shape.rank)
-    return bool(flat.rank == 1 and column.rank == 2 and column[1] == 1)
 
 
 def _are_rows_twice(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> bool:

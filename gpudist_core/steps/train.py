@@ -1,4 +1,35 @@
-"""Run a training step whose result does not depend on the topology."""
+"""Run a training step whose result does not depend on the topology.
+
+TensorFlow's strategies give each replica a part of the batch, and add up what the replicas compute. A step as one writes it
+for one device takes the mean over the examples of its replica. The mean of such means is that of the batch only where all
+replicas have equally many examples with equal weights: not in the last batch of an epoch, and not with masks. To divide by
+the size of the global batch instead (`tf.nn.compute_average_loss`) needs a size that each replica knows, and is wrong for
+weights and masks.
+
+So a step works with sums. Each replica returns the weighted sum of its losses, the gradients of that sum, and the sum of
+the weights. These are added up over the replicas, and over the batches that make one update. Only then they are divided,
+once. A replica without examples adds zeros: no case of its own is needed. This order is the reason for the rest of the
+file:
+
+- Sum, divide, check that all is finite, clip, decay, update. Keras clips and checks each replica's own gradients and sums
+  afterwards, so that two replicas with opposite gradients are clipped to another update than one device. A step cannot call
+  the parts of an optimizer in its own order, as users' subclasses override them. So `optimizers.exact_optimizer` changes
+  the order inside of the optimizer, and `optimizers.reducing` tells it, while a step is traced, how this step sums.
+- Gradients, losses and weights are summed in one collective for each dtype. A collective takes time however small it is,
+  and a step has three scalars to sum.
+- With a loss scale, the gradients of activations are 16 bits wide. The sum over many examples would overflow where the mean
+  does not. So what is differentiated is the scaled mean (`local.scaled`), and the gradients are turned back into those of
+  the sum at once. The divisor is the same on all replicas: a synchronized BatchNormalization carries part of a loss to the
+  others' gradients.
+- A model's own losses are no losses of examples. A regularizer counts once for each update, so it enters times the weight.
+  A loss of the inputs is a mean over the rows of the replica, so it enters with the replica's fraction of the rows.
+- Whether a batch makes an update is known in Python, and each pattern of updates is a function of its own. A `tf.cond`
+  would keep one function, but replicas cannot meet inside of it (`merge_call called while defining a new graph`).
+- The accumulated sums stay on the replica that computed them. To add them up after each batch would be a collective of the
+  size of all gradients for batches that change nothing.
+- The variables are those of the first call. TensorFlow traces a step again for each new shape of a batch, and a variable
+  that has become trainable meanwhile would be trained in some shapes only.
+"""
 
 from __future__ import annotations
 
@@ -137,8 +168,9 @@ class TrainStep:
             optimizer = models.scaled_where_needed(model, optimizer)
         self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)
         self._accumulators = Accumulators(self.strategy) if accumulate > 1 else None
-        self._pending = 0
-        self._trained: list[Any] = []
+        self._pending = 0  # below `accumulate`; equal on all hosts, as all hosts make the same calls
+        self._trained: list[Any] = []  # empty up to the first call, never changed after it
+        # By what each batch of a call does: True for an update, False for adding to the sums.
         self._compiled: dict[tuple[bool, ...], Any] = {}
         self._flush: Any = None
 
@@ -195,6 +227,7 @@ class TrainStep:
                 self._pending = 0
             raise
         self._pending = (self._pending + len(checked)) % self.accumulate
+        assert self._pending == 0 or self._accumulators is not None
         compare = getattr(getattr(self.optimizer, "inner_optimizer", self.optimizer), "_gpudist_losses", None)  # gd.check
         if compare is not None and self.accumulate == 1:
             compare(results, len(checked))

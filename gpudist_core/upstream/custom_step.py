@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from gpudist_core import gradients
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.state import PerThread
-from gpudist_core.upstream import layers, runtime
+from gpudist_core.upstream import layers, patches, runtime
 from gpudist_core.upstream.patches import Replacements
 
 _trace: PerThread[_Trace | None] = PerThread(None)
@@ -124,34 +123,32 @@ def _current() -> _Trace | None:
     return None if share is None or share.num_replicas == 1 else _trace.value
 
 
-def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
-        trace, share = _current(), shares.current()
-        flat = [] if trace is None else tf.nest.flatten(sources)
-        variables = [(place, source) for place, source in enumerate(flat) if isinstance(source, (tf.Variable, keras.Variable))]
-        if trace is None or share is None or not variables:
-            return original(self, target, sources, output_gradients, **kwargs)
-        targets = tf.nest.flatten(target)
-        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [tf.ones_like(t) for t in targets]
-        # Of values by row a tape takes the sum, as it does on one device; one number is the mean over the replica's rows.
-        seeds = [g if g.shape.rank else g * tf.cast(share.fraction, g.dtype) for g in given]
-        grads = tf.nest.flatten(original(self, targets, sources, seeds, **kwargs))
-        parts = [_finite_without_rows(grads[place], share) for place, _ in variables]
-        if share.can_meet():
-            trace.has_sums = True
-            parts = gradients.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
-            trace.remember([part for part in parts if part is not None], gradients=True)
-            trace.slices |= {
-                id(part): part for part, (_, source) in zip(parts, variables, strict=True) if gradients.is_sharded(source)
-            }
-        else:
-            trace.has_parts = True
-        for (place, _), part in zip(variables, parts, strict=True):
-            grads[place] = part
-        return tf.nest.pack_sequence_as(sources, grads)
-
-    return gradient
+def _of_all(
+    original: Callable[..., Any], self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
+) -> Any:
+    trace, share = _current(), shares.current()
+    flat = [] if trace is None else tf.nest.flatten(sources)
+    variables = [(place, source) for place, source in enumerate(flat) if isinstance(source, (tf.Variable, keras.Variable))]
+    if trace is None or share is None or not variables:
+        return original(self, target, sources, output_gradients, **kwargs)
+    targets = tf.nest.flatten(target)
+    given = tf.nest.flatten(output_gradients) if output_gradients is not None else [tf.ones_like(t) for t in targets]
+    # Of values by row a tape takes the sum, as it does on one device; one number is the mean over the replica's rows.
+    seeds = [g if g.shape.rank else g * tf.cast(share.fraction, g.dtype) for g in given]
+    grads = tf.nest.flatten(original(self, targets, sources, seeds, **kwargs))
+    parts = [_finite_without_rows(grads[place], share) for place, _ in variables]
+    if share.can_meet():
+        trace.has_sums = True
+        parts = gradients.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
+        trace.remember([part for part in parts if part is not None], gradients=True)
+        trace.slices |= {
+            id(part): part for part, (_, source) in zip(parts, variables, strict=True) if gradients.is_sharded(source)
+        }
+    else:
+        trace.has_parts = True
+    for (place, _), part in zip(variables, parts, strict=True):
+        grads[place] = part
+    return tf.nest.pack_sequence_as(sources, grads)
 
 
 def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
@@ -162,63 +159,40 @@ def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
     return gradients.with_values(gradient, tf.math.multiply_no_nan(values, here))
 
 
-def _meeting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _meeting(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Mark the results of collectives as equal on all replicas."""
-
-    @functools.wraps(original)
-    def meet(self: Any, *args: Any, **kwargs: Any) -> Any:
-        value, trace = original(self, *args, **kwargs), _current()
-        if trace is not None:
-            trace.remember(value)
-        return value
-
-    return meet
+    value, trace = original(self, *args, **kwargs), _current()
+    if trace is not None:
+        trace.remember(value)
+    return value
 
 
-def _refusing_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing_sums(original: Callable[..., Any], self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse sums of gradients by a custom step, which would be as many times too large as there are replicas."""
-
-    @functools.wraps(original)
-    def all_reduce(self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_sum(reduce_op) and not _caller().startswith("gpudist_core.") and _are_of_gradients(value):
-            raise _summed_twice(self.num_replicas_in_sync)
-        return original(self, reduce_op, value, *args, **kwargs)
-
-    return all_reduce
+    is_own = str(patches.caller().f_globals.get("__name__")).startswith("gpudist_core.")
+    if _is_sum(reduce_op) and not is_own and _are_of_gradients(value):
+        raise _summed_twice(self.num_replicas_in_sync)
+    return original(self, reduce_op, value, *args, **kwargs)
 
 
-def _noting_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting_gradients(original: Callable[..., Any], self: Any, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Note that a merge call of a custom step gets gradients. The optimizers of tf_keras (2.21) sum them in one."""
+    replicas = self.num_replicas_in_sync
 
-    @functools.wraps(original)
-    def merge_call(self: Any, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
-        replicas = self.num_replicas_in_sync
+    @functools.wraps(merge_fn)
+    def merge(*args: Any, **kwargs: Any) -> Any:  # in the thread of all replicas
+        with _merging.set(replicas):
+            return merge_fn(*args, **kwargs)
 
-        @functools.wraps(merge_fn)
-        def merge(*args: Any, **kwargs: Any) -> Any:  # in the thread of all replicas
-            with _merging.set(replicas):
-                return merge_fn(*args, **kwargs)
-
-        # TensorFlow's own call is that of a collective, which `_refusing_sums` has let pass.
-        is_own = _caller().startswith(("gpudist_core.", "tensorflow."))
-        return original(self, merge_fn if is_own or not _are_of_gradients(args) else merge, args, kwargs)
-
-    return merge_call
+    # TensorFlow's own call is that of a collective, which `_refusing_sums` has let pass.
+    is_own = str(patches.caller().f_globals.get("__name__")).startswith(("gpudist_core.", "tensorflow."))
+    return original(self, merge_fn if is_own or not _are_of_gradients(args) else merge, args, kwargs)
 
 
-def _refusing_merged_sums(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def reduce_to(self: Any, reduce_op: Any, *args: Any, **kwargs: Any) -> Any:
-        if _merging.value and _is_sum(reduce_op):
-            raise _summed_twice(_merging.value)
-        return original(self, reduce_op, *args, **kwargs)
-
-    return reduce_to
-
-
-def _caller() -> str:
-    """Return the name of the module that calls the replacement that asks for it."""
-    return str(sys._getframe(2).f_globals.get("__name__"))
+def _refusing_merged_sums(original: Callable[..., Any], self: Any, reduce_op: Any, *args: Any, **kwargs: Any) -> Any:
+    if _merging.value and _is_sum(reduce_op):
+        raise _summed_twice(_merging.value)
+    return original(self, reduce_op, *args, **kwargs)
 
 
 def _is_sum(reduce_op: Any) -> bool:
@@ -240,51 +214,36 @@ def _summed_twice(replicas: int) -> UsageError:
     )
 
 
-def _summing_once(original: Callable[..., Any]) -> Callable[..., Any]:
+def _summing_once(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
     """Keep an optimizer that the model does not keep, and that is therefore a plain one, from summing again."""
-
-    @functools.wraps(original)
-    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        return list(grads_and_vars) if are_gradients_summed() else original(self, grads_and_vars)
-
-    return all_reduce_sum_gradients
+    return list(grads_and_vars) if are_gradients_summed() else original(self, grads_and_vars)
 
 
-def _refusing_slices(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing_slices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Refuse a norm of a replica's slice of a sharded table, which would be another one on each replica."""
-
-    @functools.wraps(original)
-    def norm(*args: Any, **kwargs: Any) -> Any:
-        trace = _current()
-        given = tf.nest.flatten((args, kwargs))
-        if trace is not None and any(id(value) in trace.slices for value in given):
-            raise UsageError(
-                "A custom step must not compute the norm of a sharded table's gradient, of which each replica has a slice",
-                "Use clipnorm or global_clipnorm of the optimizer.",
-                function=original.__name__,
-            )
-        return original(*args, **kwargs)
-
-    return norm
+    trace = _current()
+    given = tf.nest.flatten((args, kwargs))
+    if trace is not None and any(id(value) in trace.slices for value in given):
+        raise UsageError(
+            "A custom step must not compute the norm of a sharded table's gradient, of which each replica has a slice",
+            "Use clipnorm or global_clipnorm of the optimizer.",
+            function=original.__name__,
+        )
+    return original(*args, **kwargs)
 
 
-def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
+def _looking_for_rows(assign: Callable[..., Any], self: Any, value: Any) -> Any:
     """Warn of an assigned value that depends on this replica's examples: nobody knows how to combine it over the replicas."""
-
-    @functools.wraps(assign)
-    def direct_assign(self: Any, value: Any) -> Any:
-        trace = _current()
-        if trace is not None and layers.is_of_rows(self) and not layers.in_call_of_a_layer() and trace.is_of_rows(value):
-            warnings.warn(
-                "A custom step must assign the same value to a variable on all replicas. Received: "
-                f"variable={self.path!r}, computed from each replica's own examples. From now on each replica has another "
-                "value. Combine the values first: tf.distribute.get_replica_context().all_reduce('MEAN', value) of means "
-                "over equal shares, 'SUM' of sums and counts, all_gather(rows, axis=0) of examples.",
-                stacklevel=2,
-            )
-        return assign(self, value)
-
-    return direct_assign
+    trace = _current()
+    if trace is not None and layers.is_of_rows(self) and not layers.in_call_of_a_layer() and trace.is_of_rows(value):
+        warnings.warn(
+            "A custom step must assign the same value to a variable on all replicas. Received: "
+            f"variable={self.path!r}, computed from each replica's own examples. From now on each replica has another "
+            "value. Combine the values first: tf.distribute.get_replica_context().all_reduce('MEAN', value) of means "
+            "over equal shares, 'SUM' of sums and counts, all_gather(rows, axis=0) of examples.",
+            stacklevel=3,  # beyond the replacement and what `patches` puts around it
+        )
+    return assign(self, value)
 
 
 def _key(value: Any) -> Key:

@@ -14,7 +14,6 @@ All but sums get one row of zeros, which is removed again. Sums use TensorFlow's
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,61 +49,45 @@ def replacements() -> Replacements:
     yield keras_numpy, "add", _without_a_bias
 
 
-def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(operation)
-    def run(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002, by this name nn_ops passes it
-        if shares.current() is None or not _may_be_empty(input):
-            return operation(input, *args, **kwargs)
-        rows = tf.shape(input)[0]
-        padded = operation(_padded(input, 0, rows), *args, **kwargs)
-        return tf.nest.map_structure(lambda output: tf.ensure_shape(output[:rows], [input.shape[0], *output.shape[1:]]), padded)
-
-    return run
+def _with_a_row(operation: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002, by this name nn_ops passes it
+    if shares.current() is None or not _may_be_empty(input):
+        return operation(input, *args, **kwargs)
+    rows = tf.shape(input)[0]
+    padded = operation(_padded(input, 0, rows), *args, **kwargs)
+    return tf.nest.map_structure(lambda output: tf.ensure_shape(output[:rows], [input.shape[0], *output.shape[1:]]), padded)
 
 
-def _with_a_row_by_name(operation: Callable[..., Any]) -> Callable[..., Any]:
-    with_a_row = _with_a_row(lambda input, **kwargs: operation(input=input, **kwargs))  # noqa: A006
-
-    @functools.wraps(operation)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return operation(*args, **kwargs) if args or "input" not in kwargs else with_a_row(**kwargs)
-
-    return run
+def _with_a_row_by_name(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if args or "input" not in kwargs:
+        return operation(*args, **kwargs)
+    return _with_a_row(lambda input, **kwargs: operation(input=input, **kwargs), **kwargs)  # noqa: A006
 
 
-def _beside_rows(mirror_pad: Callable[..., Any]) -> Callable[..., Any]:
-    with_a_row = _with_a_row(mirror_pad)
-
-    @functools.wraps(mirror_pad)
-    def run(input: Any, paddings: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-        static_paddings = tf.get_static_value(tf.convert_to_tensor(paddings))
-        pads_rows = static_paddings is None or static_paddings[0].any()
-        return (mirror_pad if pads_rows else with_a_row)(input, paddings, *args, **kwargs)
-
-    return run
+def _beside_rows(mirror_pad: Callable[..., Any], input: Any, paddings: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    static_paddings = tf.get_static_value(tf.convert_to_tensor(paddings))
+    if static_paddings is None or static_paddings[0].any():
+        return mirror_pad(input, paddings, *args, **kwargs)
+    return _with_a_row(mirror_pad, input, paddings, *args, **kwargs)
 
 
-def _of_sequences(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(ctc_loss)
-    def run(
-        labels: Any,
-        logits: Any,
-        label_length: Any,
-        logit_length: Any,
-        logits_time_major: bool = True,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        axis, given = 1 if logits_time_major else 0, (labels, logits, label_length, logit_length)
-        is_plain = not args and kwargs.get("unique") is None and all(isinstance(value, tf.Tensor) for value in given)
-        if shares.current() is None or not is_plain or logits.shape.rank != 3 or logits.shape[axis] not in (None, 0):
-            return ctc_loss(*given, logits_time_major, *args, **kwargs)
-        rows = tf.shape(logits)[axis]
-        lengths = _padded(label_length, 0, rows), _padded(logit_length, 0, rows, 1)
-        losses = ctc_loss(_padded(labels, 0, rows), _padded(logits, axis, rows), *lengths, logits_time_major, **kwargs)
-        return tf.ensure_shape(losses[:rows], [logits.shape[axis]])
-
-    return run
+def _of_sequences(
+    ctc_loss: Callable[..., Any],
+    labels: Any,
+    logits: Any,
+    label_length: Any,
+    logit_length: Any,
+    logits_time_major: bool = True,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    axis, given = 1 if logits_time_major else 0, (labels, logits, label_length, logit_length)
+    is_plain = not args and kwargs.get("unique") is None and all(isinstance(value, tf.Tensor) for value in given)
+    if shares.current() is None or not is_plain or logits.shape.rank != 3 or logits.shape[axis] not in (None, 0):
+        return ctc_loss(*given, logits_time_major, *args, **kwargs)
+    rows = tf.shape(logits)[axis]
+    lengths = _padded(label_length, 0, rows), _padded(logit_length, 0, rows, 1)
+    losses = ctc_loss(_padded(labels, 0, rows), _padded(logits, axis, rows), *lengths, logits_time_major, **kwargs)
+    return tf.ensure_shape(losses[:rows], [logits.shape[axis]])
 
 
 def _padded(value: Any, axis: int, rows: Any, filler: int = 0) -> Any:
@@ -117,31 +100,26 @@ def _padded(value: Any, axis: int, rows: Any, filler: int = 0) -> Any:
     return padded
 
 
-def with_a_sequence(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Give recurrent layers on cuDNN a row if there is none.
-
-    Args:
-        operation: `CudnnRNNV3`, with the arguments that Keras passes by name.
-
-    Returns:
-        The patched operation. Outside of a gpudist step it is unchanged.
-    """
-
-    @functools.wraps(operation)
-    def run(*, input: Any, sequence_lengths: Any, time_major: bool = True, **kwargs: Any) -> Any:  # noqa: A002
-        axis = 1 if time_major else 0
-        if shares.current() is None or input.shape.rank != 3 or input.shape[axis] not in (None, 0):
-            return operation(input=input, sequence_lengths=sequence_lengths, time_major=time_major, **kwargs)
-        rows = tf.shape(input)[axis]
-        states = {name: _padded(kwargs[name], axis, rows) for name in ("input_h", "input_c") if _has_rows(kwargs.get(name))}
-        lengths = _padded(sequence_lengths, 0, rows, 1)
-        outputs = operation(
-            input=_padded(input, axis, rows), sequence_lengths=lengths, time_major=time_major, **{**kwargs, **states}
-        )
-        cut = [(output[:, :rows] if time_major else output[:rows]) if _has_rows(output) else output for output in outputs[:3]]
-        return (*cut, *outputs[3:])
-
-    return run
+def with_a_sequence(
+    operation: Callable[..., Any],
+    *,
+    input: Any,  # noqa: A002
+    sequence_lengths: Any,
+    time_major: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Give `CudnnRNNV3`, which gets its arguments from Keras by name, a row if there is none."""
+    axis = 1 if time_major else 0
+    if shares.current() is None or input.shape.rank != 3 or input.shape[axis] not in (None, 0):
+        return operation(input=input, sequence_lengths=sequence_lengths, time_major=time_major, **kwargs)
+    rows = tf.shape(input)[axis]
+    states = {name: _padded(kwargs[name], axis, rows) for name in ("input_h", "input_c") if _has_rows(kwargs.get(name))}
+    lengths = _padded(sequence_lengths, 0, rows, 1)
+    outputs = operation(
+        input=_padded(input, axis, rows), sequence_lengths=lengths, time_major=time_major, **{**kwargs, **states}
+    )
+    cut = [(output[:, :rows] if time_major else output[:rows]) if _has_rows(output) else output for output in outputs[:3]]
+    return (*cut, *outputs[3:])
 
 
 def _has_rows(value: Any) -> bool:
@@ -150,18 +128,12 @@ def _has_rows(value: Any) -> bool:
     return shape is not None and shape.rank == 3
 
 
-def _without_a_bias(add: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(add)
-    def sum_of(x1: Any, x2: Any) -> Any:
-        shape: Any = getattr(x2, "shape", ())
-        if shares.current() is None or len(shape) < 2 or shape[0] != 0:
-            return add(x1, x2)
-        return add(x2, x1) if len(getattr(x1, "shape", ())) < 2 else _plain_sum(x1, x2)
-
-    return sum_of
-
-
-def _plain_sum(x1: Any, x2: Any) -> Any:
+def _without_a_bias(add: Callable[..., Any], x1: Any, x2: Any) -> Any:
+    shape: Any = getattr(x2, "shape", ())
+    if shares.current() is None or len(shape) < 2 or shape[0] != 0:
+        return add(x1, x2)
+    if len(getattr(x1, "shape", ())) < 2:
+        return add(x2, x1)
     dtype = keras.backend.result_type(x1.dtype, x2.dtype)
     return tf.cast(x1, dtype) + tf.cast(x2, dtype)
 

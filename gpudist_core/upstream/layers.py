@@ -25,10 +25,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import warnings
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import keras
@@ -38,7 +36,7 @@ from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import all_reduce
 from gpudist_core.state import PerThread
-from gpudist_core.upstream import runtime
+from gpudist_core.upstream import patches, runtime
 from gpudist_core.upstream.patches import Replacements
 
 _batch_norm_mode = PerThread((False, False))
@@ -61,29 +59,21 @@ def replacements() -> Replacements:
     """Return what lets Keras's layers and their variables know replicas."""
     yield from _of_losses()
     yield from _of_assignments()
-    yield from _of_moments()
-
-
-def _of_moments() -> Replacements:
     yield keras.layers.BatchNormalization, "_moments", _of_all_rows
 
 
-def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def moments(self: Any, inputs: Any, mask: Any) -> Any:
-        share = shares.current()
-        if share is None or not moments_are_of_all():
-            return original(self, inputs, mask)
-        if _batch_norm_mode.value[1] and share.num_replicas > 1:
-            raise UsageError(
-                "A pass compiled by XLA cannot wait for other replicas, as synchronized BatchNormalization must",
-                "Leave jit_compile out, or use synchronize_batch_norm=False, whose result depends on the topology.",
-                layer=self.name,
-            )
-        self.synchronized = True
-        return global_moments(share, inputs, mask, list(self._reduction_axes))
-
-    return moments
+def _of_all_rows(original: Callable[..., Any], self: Any, inputs: Any, mask: Any) -> Any:
+    share = shares.current()
+    if share is None or not moments_are_of_all():
+        return original(self, inputs, mask)
+    if _batch_norm_mode.value[1] and share.num_replicas > 1:
+        raise UsageError(
+            "A pass compiled by XLA cannot wait for other replicas, as synchronized BatchNormalization must",
+            "Leave jit_compile out, or use synchronize_batch_norm=False, whose result depends on the topology.",
+            layer=self.name,
+        )
+    self.synchronized = True
+    return global_moments(share, inputs, mask, list(self._reduction_axes))
 
 
 def mark_batch_norm(model: Any) -> None:
@@ -144,42 +134,30 @@ def _of_assignments() -> Replacements:
 
     yield backend.Variable, "_direct_assign", _averaging
     yield backend.Variable, "_initialize_with_initializer", _drawing_outside
-    yield keras.layers.RNN, "call", lambda original: _leaving_alone(original, lambda: True)
+    yield keras.layers.RNN, "call", functools.partial(_leaving_alone, is_wanted=lambda: True)
     # The moments of all examples are the same on all replicas already.
-    yield keras.layers.BatchNormalization, "call", lambda original: _leaving_alone(original, moments_are_of_all)
+    yield keras.layers.BatchNormalization, "call", functools.partial(_leaving_alone, is_wanted=moments_are_of_all)
 
 
-def _averaging(assign: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(assign)
-    def direct_assign(self: Any, value: Any) -> Any:
-        share = shares.current()
-        if share is not None and in_call_of_a_layer():
-            value = of_all(share, self, value)
-        return assign(self, value)
-
-    return direct_assign
+def _averaging(assign: Callable[..., Any], self: Any, value: Any) -> Any:
+    share = shares.current()
+    if share is not None and in_call_of_a_layer():
+        value = of_all(share, self, value)
+    return assign(self, value)
 
 
-def _drawing_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(initialize)
-    def initialize_with_initializer(self: Any, initializer: Any) -> Any:
-        @functools.wraps(initializer)
-        def start(*args: Any, **kwargs: Any) -> Any:
-            with shares.outside():
-                return initializer(*args, **kwargs)
+def _drawing_outside(initialize: Callable[..., Any], self: Any, initializer: Any) -> Any:
+    @functools.wraps(initializer)
+    def start(*args: Any, **kwargs: Any) -> Any:
+        with shares.outside():
+            return initializer(*args, **kwargs)
 
-        return initialize(self, start)
-
-    return initialize_with_initializer
+    return initialize(self, start)
 
 
-def _leaving_alone(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _left_alone.set(True) if is_wanted() else contextlib.nullcontext():
-            return original(self, *args, **kwargs)
-
-    return call
+def _leaving_alone(original: Callable[..., Any], self: Any, *args: Any, is_wanted: Callable[[], bool], **kwargs: Any) -> Any:
+    with _left_alone.set(True) if is_wanted() else contextlib.nullcontext():
+        return original(self, *args, **kwargs)
 
 
 def in_call_of_a_layer() -> bool:
@@ -230,48 +208,36 @@ def _of_losses() -> Replacements:
     from keras.src.layers.layer import Layer
 
     adds_up_rows = _adds_up_rows()
-    yield Layer, "add_loss", lambda original: _adding(original, adds_up_rows=adds_up_rows)
+    yield Layer, "add_loss", functools.partial(_adding, adds_up_rows=adds_up_rows)
     yield Layer, "_get_own_losses", _getting
     yield Layer, "_clear_losses", _clearing
 
 
-def _adding(add: Callable[..., Any], *, adds_up_rows: bool) -> Callable[..., Any]:
-    @functools.wraps(add)
-    def add_loss(self: Any, loss: Any) -> Any:
-        kept = _kept()
-        if kept is None:
-            return add(self, loss)
-        if adds_up_rows and _is_of_activities(sys._getframe(1)):
-            loss = keras.tree.map_structure(_as_mean, loss)
-        else:
-            loss = keras.tree.map_structure(_by_row, loss)
-        kept.setdefault(id(self), []).extend(keras.tree.flatten(loss))
-        return None
-
-    return add_loss
+def _adding(add: Callable[..., Any], self: Any, loss: Any, *, adds_up_rows: bool) -> Any:
+    kept = _kept()
+    if kept is None:
+        return add(self, loss)
+    by = patches.caller()
+    # Keras itself adds the loss, for what a layer has just returned.
+    is_of_activities = by.f_code.co_name == "__call__" and by.f_globals.get("__name__") == "keras.src.layers.layer"
+    loss = keras.tree.map_structure(_as_mean if adds_up_rows and is_of_activities else _by_row, loss)
+    kept.setdefault(id(self), []).extend(keras.tree.flatten(loss))
+    return None
 
 
-def _getting(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def get_own_losses(self: Any) -> Any:
-        kept = _kept()
-        return own(self) if kept is None else list(kept.get(id(self), []))
-
-    return get_own_losses
+def _getting(own: Callable[..., Any], self: Any) -> Any:
+    kept = _kept()
+    return own(self) if kept is None else list(kept.get(id(self), []))
 
 
-def _clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(clear)
-    def clear_losses(self: Any) -> None:
-        kept = _kept()
-        if kept is None:
-            clear(self)
-        else:
-            kept.pop(id(self), None)
-            for layer in self._layers:
-                layer._clear_losses()
-
-    return clear_losses
+def _clearing(clear: Callable[..., Any], self: Any) -> None:
+    kept = _kept()
+    if kept is None:
+        clear(self)
+    else:
+        kept.pop(id(self), None)
+        for layer in self._layers:
+            layer._clear_losses()
 
 
 def _adds_up_rows() -> bool:
@@ -283,11 +249,6 @@ def _adds_up_rows() -> bool:
         layer = layers.Identity(activity_regularizer=tf.reduce_sum, dtype="float32", name="two_rows")
         layer(tf.ones([2, 1]))
         return bool(float(layer.losses[0]) == 2.0)
-
-
-def _is_of_activities(caller: FrameType) -> bool:
-    """Return whether Keras itself adds the loss, for what a layer has just returned."""
-    return caller.f_code.co_name == "__call__" and caller.f_globals.get("__name__") == "keras.src.layers.layer"
 
 
 def _as_mean(loss: Any) -> Any:

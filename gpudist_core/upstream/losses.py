@@ -7,7 +7,6 @@ values. Losses that compare the examples of a batch, or are a ratio over all of 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 from collections.abc import Callable
@@ -31,32 +30,20 @@ def replacements() -> Replacements:
     yield loss, "unscale_loss_for_distribution", _unscaling
 
 
-def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def reduce_weighted_values(values: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
-        share = shares.current()
-        if share is None:
-            return original(values, sample_weight, mask, **kwargs)
-        return _share_of_loss(share, values, sample_weight, mask, **kwargs)
-
-    return reduce_weighted_values
+def _reducing(original: Callable[..., Any], values: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+    share = shares.current()
+    if share is None:
+        return original(values, sample_weight, mask, **kwargs)
+    return _share_of_loss(share, values, sample_weight, mask, **kwargs)
 
 
-def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def scale(value: Any) -> Any:
-        return value if shares.current() is not None else original(value)
-
-    return scale
+def _scaling(original: Callable[..., Any], value: Any) -> Any:
+    return value if shares.current() is not None else original(value)
 
 
-def _unscaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def unscale(value: Any) -> Any:
-        share = shares.current()
-        return original(value) if share is None else value * float(share.num_replicas)
-
-    return unscale
+def _unscaling(original: Callable[..., Any], value: Any) -> Any:
+    share = shares.current()
+    return original(value) if share is None else value * float(share.num_replicas)
 
 
 def mask_of(value: Any) -> Any:

@@ -584,18 +584,14 @@ def _of_runs() -> patches.Replacements:
             yield cls, "run", _noting
 
 
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        import tensorflow as tf
+def _noting(original: Callable[..., Any], self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    import tensorflow as tf
 
-        _calls.append(tf.nest.flatten((args, kwargs or {})))
-        try:
-            return original(self, fn, args, kwargs, options)
-        finally:
-            _calls.pop()
-
-    return run
+    _calls.append(tf.nest.flatten((args, kwargs or {})))
+    try:
+        return original(self, fn, args, kwargs, options)
+    finally:
+        _calls.pop()
 
 
 of_run = patches.Patches(_of_runs)

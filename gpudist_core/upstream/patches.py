@@ -10,13 +10,17 @@ stays in use, and is not installed a second time.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, cast
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-Replacements = Iterable[tuple[Any, str, Wrap]]
+Replacement = Callable[..., Any]
+"""A function of the original and of its arguments."""
+Replacements = Iterable[tuple[Any, str, Replacement]]
 
 _lock = threading.RLock()
 _inherited = object()
@@ -27,7 +31,7 @@ class Patches:
 
     Example:
         >>> import math
-        >>> doubled = Patches(lambda: [(math, "floor", lambda original: lambda x: 2 * original(x))])
+        >>> doubled = Patches(lambda: [(math, "floor", lambda original, x: 2 * original(x))])
         >>> with doubled:
         ...     math.floor(1.5)
         2
@@ -35,8 +39,8 @@ class Patches:
         1
 
     Args:
-        replacements: A function, called once, that returns an owner (a module or a class), the name of its attribute, and a
-            function that makes the replacement from the original. Of several for one attribute the last one is outermost.
+        replacements: A function, called once, that returns an owner (a module or a class), the name of its attribute, and the
+            replacement, which gets the original before its arguments. Of several for one attribute the last one is outermost.
     """
 
     def __init__(self, replacements: Callable[[], Replacements]) -> None:
@@ -49,8 +53,8 @@ class Patches:
         with _lock:
             if self._places is None:
                 places: dict[tuple[int, str], _Place] = {}
-                for owner, name, wrap in self._replacements():
-                    places.setdefault((id(owner), name), _Place(owner, name)).wraps.append(wrap)
+                for owner, name, replacement in self._replacements():
+                    places.setdefault((id(owner), name), _Place(owner, name)).replacements.append(replacement)
                 self._places = places
 
     def __enter__(self) -> None:
@@ -73,7 +77,7 @@ class _Place:
     """Replace one attribute of a module or class."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        self.wraps: list[Wrap] = []
+        self.replacements: list[Replacement] = []
         self._owner, self._name = owner, name
         self._original: Any = None
         self._own: Any = None  # what the owner itself had: nothing where it inherits
@@ -86,8 +90,8 @@ class _Place:
             return
         if now is not self._original:
             self._original = self._replacement = now
-            for wrap in self.wraps:
-                self._replacement = wrap(self._replacement)
+            for replacement in self.replacements:
+                self._replacement = _around(self._replacement, replacement)
         self._own = vars(self._owner).get(self._name, _inherited)
         setattr(self._owner, self._name, self._replacement)
 
@@ -102,19 +106,22 @@ class _Place:
             setattr(self._owner, self._name, self._own)
 
 
-_MODULES = (
-    "strategies",
-    "empty_batches",
-    "layers",
-    "losses",
-    "randomness",
-    "row_means",
-    "custom_step",
-)
+def _around(original: Any, replacement: Replacement) -> Callable[..., Any]:
+    # Of a class that a function stands for the attributes are not the function's.
+    @functools.wraps(original, updated=() if isinstance(original, type) else functools.WRAPPER_UPDATES)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    return call
+
+
+def caller() -> FrameType:
+    """Return the frame that has called the original, as it believes; for a replacement that asks."""
+    return sys._getframe(3)
 
 
 def _of_step() -> Replacements:
-    for name in _MODULES:
+    for name in ("strategies", "empty_batches", "layers", "losses", "randomness", "row_means", "custom_step"):
         yield from importlib.import_module(f"gpudist_core.upstream.{name}").replacements()
 
 

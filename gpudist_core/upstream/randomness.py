@@ -47,28 +47,24 @@ def replacements() -> Replacements:
     for name in WITH_PARAMETERS:
         yield random, name, functools.partial(_by_row, takes_scalars=True)
     for name in MIXING:
-        yield random, name, functools.partial(_refused_by_row, name=f"keras.random.{name}")
+        yield random, name, functools.partial(_refused_by_row, what=f"keras.random.{name}")
     # The one draws besides Keras's functions, the other by Python, once for all steps and for each replica that is traced.
     for owner, name, layer in (
         (image, "elastic_transform", "RandomElasticTransform"),
         (getattr(keras.layers, "AugMix", None), "get_random_transformation", "AugMix"),
     ):
         if hasattr(owner, name):  # Keras 3.8 has neither layer
-            yield owner, name, functools.partial(_refused_by_row, name=f"keras.layers.{layer}")
+            yield owner, name, functools.partial(_refused_by_row, what=f"keras.layers.{layer}")
     yield random, "dropout", _dropout_by_row
     for kind in (spatial_dropout.SpatialDropout1D, spatial_dropout.SpatialDropout2D, spatial_dropout.SpatialDropout3D):
         yield kind, "_get_noise_shape", _with_open_rows
 
 
-def _folded(cast_seed: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(cast_seed)
-    def folded(seed: Any) -> Any:
-        share, seed = shares.current(), cast_seed(seed)
-        if share is None or _mode.value != "replica" or share.num_replicas == 1:
-            return seed
-        return tf.random.experimental.stateless_fold_in(seed, share.replica)
-
-    return folded
+def _folded(cast_seed: Callable[..., Any], seed: Any) -> Any:
+    share, seed = shares.current(), cast_seed(seed)
+    if share is None or _mode.value != "replica" or share.num_replicas == 1:
+        return seed
+    return tf.random.experimental.stateless_fold_in(seed, share.replica)
 
 
 def _rows_mode() -> Any:
@@ -78,28 +74,21 @@ def _rows_mode() -> Any:
     return share if _mode.value == "row" else None
 
 
-def _by_row(original: Callable[..., Any], *, takes_scalars: bool = False) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
-        share = _rows_mode()
-        if share is None or not _is_of_rows(share, shape):
-            return original(shape, *args, **kwargs)
-        parameters = [*args[:2], *(value for name, value in kwargs.items() if name not in ("seed", "dtype"))]
-        if takes_scalars and not all(map(_is_scalar, parameters)):
-            raise _not_of_a_row(f"keras.random.{original.__name__}", "Pass scalars as parameters")
-        return _rows(share, shape, lambda whole: original(whole, *args, **kwargs))
-
-    return draw
+def _by_row(original: Callable[..., Any], shape: Any, *args: Any, takes_scalars: bool = False, **kwargs: Any) -> Any:
+    share = _rows_mode()
+    if share is None or not _is_of_rows(share, shape):
+        return original(shape, *args, **kwargs)
+    parameters = [*args[:2], *(value for name, value in kwargs.items() if name not in ("seed", "dtype"))]
+    are_scalars = (getattr(value, "shape", ()) == () and not isinstance(value, (list, tuple)) for value in parameters)
+    if takes_scalars and not all(are_scalars):
+        raise _not_of_a_row(f"keras.random.{original.__name__}", "Pass scalars as parameters")
+    return _rows(share, shape, lambda whole: original(whole, *args, **kwargs))
 
 
-def _refused_by_row(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        if _rows_mode() is not None:
-            raise _not_of_a_row(name, "Do it in a Pipeline's map")
-        return original(*args, **kwargs)
-
-    return draw
+def _refused_by_row(original: Callable[..., Any], *args: Any, what: str, **kwargs: Any) -> Any:
+    if _rows_mode() is not None:
+        raise _not_of_a_row(what, "Do it in a Pipeline's map")
+    return original(*args, **kwargs)
 
 
 def _not_of_a_row(name: str, instead: str) -> UsageError:
@@ -108,10 +97,6 @@ def _not_of_a_row(name: str, instead: str) -> UsageError:
         f"{instead}, or use draws='replica'.",
         drawn=name,
     )
-
-
-def _is_scalar(value: Any) -> bool:
-    return getattr(value, "shape", ()) == () and not isinstance(value, (list, tuple))
 
 
 def _is_of_rows(share: shares.Share, shape: Any) -> bool:
@@ -149,30 +134,21 @@ def with_unknown_rows(mode: str, batch: Any, shares_of_batch: int) -> Any:
     return tf.nest.map_structure(hidden, batch)
 
 
-def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        share = _rows_mode()
-        if share is None or rate in (0.0, 1.0) or (noise_shape is not None and isinstance(noise_shape[0], int)):
-            return original(inputs, rate, noise_shape, seed)
-        shape = tf.shape(inputs)
-        if noise_shape is not None:
-            shape = tf.stack([shape[i] if n is None else n for i, n in enumerate(noise_shape)])
-        kept = _rows(share, shape, lambda whole: original(tf.ones(whole, inputs.dtype), rate, None, seed))
-        return inputs * kept
-
-    return dropout
+def _dropout_by_row(original: Callable[..., Any], inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+    share = _rows_mode()
+    if share is None or rate in (0.0, 1.0) or (noise_shape is not None and isinstance(noise_shape[0], int)):
+        return original(inputs, rate, noise_shape, seed)
+    shape = tf.shape(inputs)
+    if noise_shape is not None:
+        shape = tf.stack([shape[i] if n is None else n for i, n in enumerate(noise_shape)])
+    kept = _rows(share, shape, lambda whole: original(tf.ones(whole, inputs.dtype), rate, None, seed))
+    return inputs * kept
 
 
-def _with_open_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_open_rows(original: Callable[..., Any], self: Any, inputs: Any) -> Any:
     """Draw a mask for each example: a known batch size could be taken for one mask for all examples."""
-
-    @functools.wraps(original)
-    def noise_shape(self: Any, inputs: Any) -> Any:
-        shape = original(self, inputs)
-        return shape if _rows_mode() is None else (None, *shape[1:])
-
-    return noise_shape
+    shape = original(self, inputs)
+    return shape if _rows_mode() is None else (None, *shape[1:])
 
 
 def _rows(share: shares.Share, shape: Any, draw: Callable[[Any], Any]) -> Any:

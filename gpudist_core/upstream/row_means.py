@@ -18,7 +18,6 @@ value plus the new one, and TensorFlow sums that over the replicas. So the old v
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -70,31 +69,23 @@ def replacements() -> Replacements:
     yield MeanMetricWrapper, "update_state", _naming_outputs
 
 
-def _reducing(of_share: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(of_share)
-    def reduce_weighted_values(values: Any, *args: Any, **kwargs: Any) -> Any:
-        current = _current()
-        if current is None:
-            return of_share(values, *args, **kwargs)
-        if getattr(values, "shape", None) is not None and values.shape.rank == 0:
-            return _weighted_scalar(current[1], values, *args, **kwargs)
-        value = of_share(values, *args, **kwargs)
-        return value if value.shape.rank != 0 else tf.math.divide_no_nan(value, tf.cast(current[1].fraction, value.dtype))
-
-    return reduce_weighted_values
+def _reducing(of_share: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
+    current = _current()
+    if current is None:
+        return of_share(values, *args, **kwargs)
+    if getattr(values, "shape", None) is not None and values.shape.rank == 0:
+        return _weighted_scalar(current[1], values, *args, **kwargs)
+    value = of_share(values, *args, **kwargs)
+    return value if value.shape.rank != 0 else tf.math.divide_no_nan(value, tf.cast(current[1].fraction, value.dtype))
 
 
-def _unscaling(unscaled: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(unscaled)
-    def unscale(value: Any) -> Any:
-        current = _current()
-        if current is None:
-            return unscaled(value)
-        # What is unscaled goes to a metric of Keras's own, with a static number of rows or none: it is counted by its rows.
-        current[0].of_rows[id(value)] = value
-        return value
-
-    return unscale
+def _unscaling(unscaled: Callable[..., Any], value: Any) -> Any:
+    current = _current()
+    if current is None:
+        return unscaled(value)
+    # What is unscaled goes to a metric of Keras's own, with a static number of rows or none: it is counted by its rows.
+    current[0].of_rows[id(value)] = value
+    return value
 
 
 def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
@@ -142,37 +133,29 @@ def of_log(value: Any) -> Any:
     return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
 
 
-def _counting_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        current = _current()
-        if current is not None and current[0].outputs is not None:
-            values = by_row(self, values, current[0].outputs)
-        if current is None or tf.convert_to_tensor(values).shape.rank != 0:
-            return original(self, values, sample_weight)
-        means, share = current
-        if id(values) in means.of_rows:
-            sample_weight = share.rows
-        elif sample_weight is None:
-            sample_weight = share.fraction
-        return original(self, present(values), sample_weight)
-
-    return update_state
+def _counting_rows(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
+    current = _current()
+    if current is not None and current[0].outputs is not None:
+        values = by_row(self, values, current[0].outputs)
+    if current is None or tf.convert_to_tensor(values).shape.rank != 0:
+        return original(self, values, sample_weight)
+    means, share = current
+    if id(values) in means.of_rows:
+        sample_weight = share.rows
+    elif sample_weight is None:
+        sample_weight = share.fraction
+    return original(self, present(values), sample_weight)
 
 
-def _naming_outputs(of_function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(of_function)
-    def update_by_function(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        current = _current()
-        if current is None or current[1].num_replicas == 1:
-            return of_function(self, y_true, y_pred, sample_weight)
-        current[0].outputs = y_pred
-        try:
-            return of_function(self, y_true, y_pred, sample_weight)
-        finally:
-            current[0].outputs = None
-
-    return update_by_function
+def _naming_outputs(of_function: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    current = _current()
+    if current is None or current[1].num_replicas == 1:
+        return of_function(self, y_true, y_pred, sample_weight)
+    current[0].outputs = y_pred
+    try:
+        return of_function(self, y_true, y_pred, sample_weight)
+    finally:
+        current[0].outputs = None
 
 
 def warn_of_integers(name: str, value: Any) -> None:

@@ -95,13 +95,9 @@ def _of_seeds() -> patches.Replacements:
     yield keras.random.SeedGenerator, "next", _reading
 
 
-def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def following(self: Any, ordered: bool = True) -> Any:
-        seeds = _seeds.value
-        return original(self, ordered) if seeds is None else seeds.next(self)
-
-    return following
+def _reading(original: Callable[..., Any], self: Any, ordered: bool = True) -> Any:
+    seeds = _seeds.value
+    return original(self, ordered) if seeds is None else seeds.next(self)
 
 
 def parts_of(variable: Any) -> list[Any]:
@@ -186,48 +182,38 @@ def _is_of_replica(variable: Any, aggregation: tf.VariableAggregation) -> bool:
     return is_replica and is_shared(variable) and plain(variable).aggregation == aggregation
 
 
-def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
+def _adding(original: Callable[..., Any], self: Any, value: Any) -> Any:
     """Let what the replicas assign to a variable of a metric be added up."""
-
-    @functools.wraps(original)
-    def direct_assign(self: Any, value: Any) -> Any:
-        if shares.current() is None or not _is_of_replica(self, tf.VariableAggregation.SUM):
-            return original(self, value)
-        kept = plain(self)
-        return kept.assign_add(tf.cast(value, kept.dtype) - kept.read_value())
-
-    return direct_assign
+    if shares.current() is None or not _is_of_replica(self, tf.VariableAggregation.SUM):
+        return original(self, value)
+    kept = plain(self)
+    return kept.assign_add(tf.cast(value, kept.dtype) - kept.read_value())
 
 
-def _of_first_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+def _of_first_replica(original: Callable[..., Any], self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Let the first replica's value count if a variable has no aggregation. The values are equal on all replicas.
 
     LossScaleOptimizer updates in further threads, in which no share is set. So this depends on the variable alone. The original
     only raises there: no program that works without gpudist_core changes.
     """
+    if not _is_of_replica(self, tf.VariableAggregation.NONE):
+        return original(self, value, *args, **kwargs)
 
-    @functools.wraps(original)
-    def assign(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_of_replica(self, tf.VariableAggregation.NONE):
-            return original(self, value, *args, **kwargs)
+    def update(kept: Any, value: Any) -> Any:
+        return getattr(kept, original.__name__)(value, *args, **kwargs)
 
-        def update(kept: Any, value: Any) -> Any:
-            return getattr(kept, original.__name__)(value, *args, **kwargs)
+    def of_first(strategy: tf.distribute.Strategy, values: Any) -> Any:
+        return strategy.extended.update(self, update, args=(strategy.experimental_local_results(values)[0],))
 
-        def of_first(strategy: tf.distribute.Strategy, values: Any) -> Any:
-            return strategy.extended.update(self, update, args=(strategy.experimental_local_results(values)[0],))
-
-        context = tf.distribute.get_replica_context()
-        try:  # all replicas have read the variable before it changes
-            return context.merge_call(of_first, args=(value,))
-        except RuntimeError as error:
-            if "called while defining a new graph" not in str(error):
-                raise
-        # LossScaleOptimizer assigns its own variables in a `cond`, where replicas cannot wait for each other. The public
-        # `replica_id_in_sync_group` is a tensor there (TensorFlow 2.21).
-        return update(self.get(), value) if context._replica_id_in_sync_group == 0 else self.read_value()
-
-    return assign
+    context = tf.distribute.get_replica_context()
+    try:  # all replicas have read the variable before it changes
+        return context.merge_call(of_first, args=(value,))
+    except RuntimeError as error:
+        if "called while defining a new graph" not in str(error):
+            raise
+    # LossScaleOptimizer assigns its own variables in a `cond`, where replicas cannot wait for each other. The public
+    # `replica_id_in_sync_group` is a tensor there (TensorFlow 2.21).
+    return update(self.get(), value) if context._replica_id_in_sync_group == 0 else self.read_value()
 
 
 ALIGNMENT = 64

@@ -63,12 +63,9 @@ def _replacements() -> patches.Replacements:
     yield trainer, "TFEpochIterator", _making
 
 
-def _making(original: Callable[..., Any]) -> Callable[..., Any]:
-    def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
-        make = _next.get()
-        return original(*args, **kwargs) if make is None else make(*args, **kwargs)
-
-    return epoch_iterator
+def _making(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    make = _next.get()
+    return original(*args, **kwargs) if make is None else make(*args, **kwargs)
 
 
 _iterators = patches.Patches(_replacements)

@@ -79,18 +79,13 @@ class VirtualReplicas:
         dependencies = upstream.automatic_control_dependencies()
         with graph.as_default(), dependencies as marks:
             number = self._placeholder(tf.int32, tf.TensorShape([]))
-            self._columns[number.name] = self._constants()
+            with self._outer.as_default():
+                self._columns[number.name] = [tf.constant(replica, tf.int32) for replica in range(self._number)]
             graph_functions.mark_virtual(graph, number, self._number)
             args, kwargs = self._inputs((args, kwargs))
             result = self._traced(fn, args, kwargs, number)
             result = _packed(result, [_ended(leaf, marks) for leaf in _flat(result)])
         return self._called(result, {operation.name for operation in dependencies.ops_which_must_run})
-
-    def _constants(self) -> list[Any]:
-        import tensorflow as tf
-
-        with self._outer.as_default():
-            return [tf.constant(replica, tf.int32) for replica in range(self._number)]
 
     def _placeholder(self, dtype: Any, shape: Any) -> Any:
         import tensorflow as tf
@@ -224,9 +219,19 @@ class VirtualReplicas:
             self._columns[inner.name] = self._captured(outer)
         for place, stage in enumerate(stages):
             if stage is not None:
-                self._call_stage(stage)
+                results = []
+                for replica in range(self._number):
+                    inputs = [self._columns[tensor.name][replica] for tensor in stage.inputs]
+                    results.append(self._call(stage.function, inputs, stage.outputs))
+                for output, column in zip(stage.outputs, zip(*results, strict=True), strict=True):
+                    self._columns[output.name] = list(column)
             if place < len(self._meetings):
-                self._call_meeting(self._meetings[place])
+                meeting = self._meetings[place]
+                given = [self._columns[leaf.name][replica] for leaf, replica in meeting.given]
+                function = upstream.add_function(self._outer, meeting.graph)
+                made = self._call(function, [*given, *meeting.graph.external_captures], meeting.graph.outputs)
+                for stand_in, numbers in meeting.returned:
+                    self._columns[stand_in.name] = [made[number] for number in numbers]
         every = [_packed(result, [self._value(leaf, replica) for leaf in flat]) for replica in range(self._number)]
         self._outer._gpudist_keeps = [*getattr(self._outer, "_gpudist_keeps", ()), self._graph]  # with its Python functions
         return upstream.distribute_utils().regroup(tuple(every))
@@ -247,23 +252,6 @@ class VirtualReplicas:
         if isinstance(leaf, tf.Operation):
             return self._last
         return self._columns[leaf.name][replica] if _is_of(leaf, self._graph) else leaf
-
-    def _call_stage(self, stage: ReplicaStage) -> None:
-        columns: list[list[Any]] = [[] for _ in stage.outputs]
-        for replica in range(self._number):
-            inputs = [self._columns[tensor.name][replica] for tensor in stage.inputs]
-            results = self._call(stage.function, inputs, stage.outputs)
-            for column, tensor in zip(columns, results, strict=True):
-                column.append(tensor)
-        self._columns |= {output.name: column for output, column in zip(stage.outputs, columns, strict=True)}
-
-    def _call_meeting(self, meeting: _Meeting) -> None:
-        graph = meeting.graph
-        given = [self._columns[leaf.name][replica] for leaf, replica in meeting.given]
-        function = upstream.add_function(self._outer, graph)
-        made = self._call(function, [*given, *graph.external_captures], graph.outputs)
-        for stand_in, numbers in meeting.returned:
-            self._columns[stand_in.name] = [made[number] for number in numbers]
 
     def _call(self, function: Any, given: list[Any], like: list[Any]) -> list[Any]:
         """Call a function after the last one that was called."""

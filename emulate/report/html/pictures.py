@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from emulate.report.plan import ticks_of
@@ -55,7 +55,8 @@ def course(run: Run, limit: float) -> str:
         f"{limit:g} times the noise", (0.995, limit), xycoords=("axes fraction", "data"),
         ha="right", va="bottom", fontsize=8, color=_BAD,
     )  # fmt: skip
-    for kind, points in _by_kind(run.course):
+    for kind in dict.fromkeys(point.kind for point in run.course):
+        points = [point for point in run.course if point.kind == kind]
         steps = [point.step for point in points]
         ratios = [_ratio(point) for point in points]
         colour = _COLOURS.get(kind, _OTHER)
@@ -177,11 +178,6 @@ def _svg(figure: Any) -> str:
     with mpl.rc_context({"svg.hashsalt": "gpudist", "svg.fonttype": "none", "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
-
-
-def _by_kind(points: Sequence[Farthest]) -> Iterator[tuple[str, list[Farthest]]]:
-    for kind in dict.fromkeys(point.kind for point in points):
-        yield kind, [point for point in points if point.kind == kind]
 
 
 def _ratio(point: Farthest) -> float:

@@ -1,24 +1,31 @@
-"""Fill the template of a page with a verdict, or with a forecast: table, picture, memory, collectives, and what it rests on."""
+"""Fill the template of a page with a verdict, or with a forecast: table, picture, memory, collectives, and what it rests on.
+
+A page needs nothing beside itself. In the report's texts what stands in backticks, and indented lines, are code.
+"""
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+import re
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emulate.errors import UsageError
 from emulate.program import hint_for, shorten_traceback
 from emulate.report import plan as plans
 from emulate.report.files import write_whole
-from emulate.report.html.template import check_libraries, filled, image
-from emulate.report.page import COLOURS, DIVERGES, tensor, where
+from emulate.report.page import COLOURS, DIVERGES, clean, is_code, tensor, where
 from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, outcome, stacks, texts_of
 from emulate.report.terminal import HEADER, by_design_text, cells, reference_failure, reference_text
 
 if TYPE_CHECKING:
-    from emulate.plan import Forecast
-    from emulate.verify.verdict import Difference, Run, Verdict
+    from markupsafe import Markup
 
-_TEMPLATE = "verdict.html.jinja"
+    from emulate.plan import Forecast
+    from emulate.verify.verdict import Run, Verdict
 
 
 def write_html(verdict: Verdict, path: Path) -> None:
@@ -44,8 +51,9 @@ def page_of(verdict: Verdict) -> str:
     # What decides comes first, in the order of the exit codes.
     decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
     verdicts = {run.verdict for run in verdict.runs}
+    farthest = [(run, run.first_divergence if run.verdict in DIVERGES else run.worst) for run in verdict.runs]
     return filled(
-        _TEMPLATE,
+        "verdict.html.jinja",
         verdict=verdict,
         overall=next((word for word in decides if word in verdicts), "unverified"),
         colours=COLOURS,
@@ -62,11 +70,11 @@ def page_of(verdict: Verdict) -> str:
         pictures=[
             {
                 "run": run,
-                "course": image(pictures.course(run, FACTOR)) if run.course else "",
-                "rows": image(pictures.rows(run)) if run.rows and len(run.rows[0]) > 1 else "",
-                "farthest": _farthest(run),
+                "course": _image(pictures.course(run, FACTOR)) if run.course else "",
+                "rows": _image(pictures.rows(run)) if run.rows and len(run.rows[0]) > 1 else "",
+                "farthest": f"{tensor(worst)} {where(worst)}" if worst is not None else "",
             }
-            for run in verdict.runs
+            for run, worst in farthest
             if run.course or run.rows
         ],
     )
@@ -108,11 +116,6 @@ def _cause(runs: Sequence[Run], at: int, told_causes: ToldCauses) -> dict[str, A
     }
 
 
-def _farthest(run: Run) -> str:
-    worst: Difference | None = run.first_divergence if run.verdict in DIVERGES else run.worst
-    return "" if worst is None else f"{tensor(worst)} {where(worst)}"
-
-
 def write_plan_html(forecast: Forecast, path: Path) -> None:
     """Write a forecast as a page; a reader of the file sees all of it or nothing.
 
@@ -135,7 +138,69 @@ def write_plan_html(forecast: Forecast, path: Path) -> None:
         rows=[(row, plans.cells(row)) for row in forecast.rows],
         price=plans.about_price(forecast),
         input_warning=plans.input_warning(forecast),
-        picture=image(pictures.speed(forecast)) if len(forecast.by_num_gpus()) > 1 else "",
+        picture=_image(pictures.speed(forecast)) if len(forecast.by_num_gpus()) > 1 else "",
         memory=plans.memory_sentences(forecast),
     )
     write_whole(path, page)
+
+
+_LIBRARIES = ("jinja2", "matplotlib")
+
+
+def check_libraries() -> None:
+    """Find out before the work starts whether a page can be made.
+
+    Raises:
+        UsageError: When a library is not installed.
+    """
+    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"--html needs {' and '.join(_LIBRARIES)}. Received: {' and '.join(missing)} not installed. "
+            'Install them: pip install "gpudist[html]". Or leave --html out: --json needs nothing.'
+        )
+
+
+def filled(template: str, **values: Any) -> str:
+    """Return the text of a page; what stands in values is escaped.
+
+    Args:
+        template: The name of its file in this folder.
+        **values: What it shows.
+
+    Returns:
+        HTML.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
+    )
+    return environment.get_template(template).render(marked_up=_marked_up, **values)
+
+
+def _image(svg: str) -> str:
+    """Return an SVG as a data URL, so that names in two pictures do not collide."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+
+_INLINE_CODE = re.compile(r"`([^`\n]+)`")
+
+
+def _marked_up(text: str) -> Markup:
+    """Return a text as HTML: lines indented by four spaces are code, as is what stands in backticks; the rest is escaped."""
+    from markupsafe import Markup, escape
+
+    parts = []
+    for code, lines in groupby(clean(text).splitlines(), key=is_code):
+        if code:
+            block = "\n".join(line[4:] for line in lines)
+            parts.append(f"<pre>{escape(block)}</pre>")
+        else:
+            parts.append(_INLINE_CODE.sub(r"<code>\1</code>", str(escape("\n".join(lines)))))
+    return Markup("".join(parts))

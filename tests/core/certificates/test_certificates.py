@@ -14,7 +14,7 @@ import pytest
 import gpudist_core as gd
 from gpudist_core.certificates import START, Certificate, CertificateMismatch, Input, Tensor, examples_of, project
 from gpudist_core.certificates.checks import Fingerprints, StepChecker
-from gpudist_core.checkpoints.exchange import TextExchange
+from gpudist_core.checkpoints.hosts import TextExchange
 from tests.core.conftest import OnHosts
 
 RANDOM = np.random.default_rng(0)

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from gpudist_core.checkpoints import files, items
 from gpudist_core.checkpoints.checkpoints import check_arguments
-from gpudist_core.checkpoints.exchange import HostAgreement, TextExchange
 from gpudist_core.checkpoints.folder import Folder, Lock
-from gpudist_core.checkpoints.hosts import Notice
+from gpudist_core.checkpoints.hosts import HostAgreement, Notice, TextExchange
 from gpudist_core.errors import Damaged, FolderInUse, HostMissing, UsageError
 
 
@@ -64,7 +63,7 @@ def test_a_slot_is_named_for_its_variable() -> None:
         path = "adam_2/sequential_1_dense_4_kernel_momentum"
 
     model = {"sequential_1/dense_4/kernel": "sequential/dense/kernel"}
-    assert items.unique_names_of_slots([Slot()], model, items.Numbered()) == ["adam/sequential/dense/kernel/momentum"]
+    assert items.unique_names_of_slots([Slot()], model) == ["adam/sequential/dense/kernel/momentum"]
 
 
 @given(st.binary(min_size=1, max_size=300), st.integers(0, 10_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -183,7 +184,7 @@ def test_cudnn_never_gets_a_batch_without_rows(rows: int, time_major: bool, has_
         seen.append([tuple(input.shape), tuple(input_h.shape), sequence_lengths.numpy().tolist()])
         return input[..., :3], input_h, input_c, None, None
 
-    run = empty_batches.with_a_sequence(kernel)
+    run = functools.partial(empty_batches.with_a_sequence, kernel)
     x = tf.zeros((5, rows, 4) if time_major else (rows, 5, 4))
     state = tf.zeros((1, rows, 3) if time_major else (rows, 1, 3))
     cell = state if has_cell else tf.constant(0.0)

@@ -17,8 +17,12 @@ def _original(self: Any) -> int:
     return 1
 
 
-def _plus(number: int) -> Callable[[Number], Number]:
-    return lambda original: lambda self: original(self) + number
+def _plus(number: int) -> Callable[[Number, Any], int]:
+    return lambda original, self: original(self) + number
+
+
+def _around(number: Number) -> Number:
+    return lambda self: number(self) + 100
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_an_attribute_is_put_back_after_an_error(owner: Any) -> None:
 
 
 def test_the_last_of_several_replacements_is_outermost(owner: Any) -> None:
-    with _patches(owner, _plus(10), lambda original: lambda self: original(self) * 2):
+    with _patches(owner, _plus(10), lambda original, self: original(self) * 2):
         assert owner().number() == 22
     assert owner.number is _original
 
@@ -84,7 +88,7 @@ def test_a_wrapper_that_others_put_around_a_replacement_stays_and_counts_it_once
     patches = _patches(owner)
     with patches:
         ours = owner.number
-        theirs = _plus(100)(ours)
+        theirs = _around(ours)
         owner.number = theirs
         assert owner().number() == 111
     assert owner.number is theirs
@@ -100,7 +104,7 @@ def test_what_others_wrap_between_blocks_is_put_back_as_theirs(owner: Any) -> No
     patches = _patches(owner)
     with patches:
         pass
-    owner.number = theirs = _plus(100)(owner.number)
+    owner.number = theirs = _around(owner.number)
     with patches:
         assert owner().number() == 111
     assert owner.number is theirs
