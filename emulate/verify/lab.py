@@ -1,4 +1,4 @@
-"""The one door to runs: start the program, evaluate its functions, measure its noise, and know what that has cost.
+"""Make and keep the runs of a verification, as the one door to them, and know what they have cost.
 
 A start of the program costs seconds to minutes, an evaluation of functions that a run has kept a fraction of that, a comparison
 of traces next to nothing. Everything else in this package is a function of traces and of what a lab gave. What is asked in what
