@@ -49,7 +49,7 @@ def section(script: Path) -> str:
     heading = " ".join(title.split()).removesuffix(".")
     return (
         f"## {heading}\n\n{paragraphs}\n\n**Seen** with {versions} by [{script.name}]({SCRIPTS}/{script.name}): {what}\n\n"
-        f"```text\n{textwrap.dedent('    ' + output)}\n```\n"
+        f"```\n{textwrap.dedent('    ' + output)}\n```\n"
     )
 
 
