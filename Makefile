@@ -10,7 +10,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard everyday sensitivity fuzz features plan-accuracy clean
+.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard everyday sensitivity fuzz features findings surprises plan-accuracy clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -42,7 +42,8 @@ check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, s
 	$(BIN)/lint-imports
 	$(BIN)/pydoclint --quiet emulate gpudist_core
 	$(BIN)/deptry .
-	$(BIN)/shellcheck .ci/run ci/gpu.sh ci/slurm.sbatch findings/*.sh
+	$(BIN)/shellcheck .ci/run ci/gpu.sh ci/slurm.sbatch
+	$(BIN)/shellcheck --external-sources findings/run findings/*.sh
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
@@ -57,7 +58,8 @@ dist: $(STAMP)  ## build the wheel and the source archive, and check them
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-docs: $(STAMP)  ## build the documentation into docs/_build/html; a warning or a link to nowhere is an error
+docs: $(STAMP)  ## build the documentation into docs/_build/html; a warning, a link to nowhere or a page out of date is an error
+	$(BIN)/python -m docs.surprises --check
 	$(BIN)/python -m sphinx -b html --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 outputs: $(STAMP)  ## verify again what the documentation shows; writes docs/outputs
@@ -83,6 +85,12 @@ fuzz: $(STAMP)  ## compose programs for MINUTES and keep each that is judged wro
 
 features: $(STAMP)  ## verify every feature of gpudist_core and of plain Keras on every topology; writes docs/features.md
 	$(BIN)/python -m benchmarks.features
+
+findings:  ## show the surprises of TensorFlow and Keras again; fails where one is gone. ARGS="NAME", NEWEST=1, KEEP=FOLDER
+	PYTHON=$(PYTHON) FINDINGS_NEWEST=$(NEWEST) KEEP=$(KEEP) findings/run $(ARGS)
+
+surprises: $(STAMP)  ## write docs/explanation/surprises.md from the headers of findings/
+	$(BIN)/python -m docs.surprises
 
 plan-accuracy: $(STAMP)  ## predict published throughputs from their one-GPU rows; DATA=FILE takes another file of that form
 	$(BIN)/python -m benchmarks.plan_accuracy $(if $(DATA),--data "$(DATA)")

@@ -75,7 +75,7 @@ def _install_tensorflow(recorder: Recorder, interventions: Interventions) -> Non
 
 def _number_asked(recorder: Recorder) -> None:
     recorder.facts.numbered = True
-    recorder.lines.note("replica number")
+    recorder.lines.note_call("replica number")
 
 
 def _install_keras(recorder: Recorder, interventions: Interventions, package: str) -> None:

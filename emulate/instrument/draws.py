@@ -126,7 +126,7 @@ def _observe(recorder: Recorder, body: Body, place: int, value: Any, of_rows: An
     if of_rows is None or _is_of_all_rows(body, value, place):
         key, of_rows = ("draw", f"{_named(body, place)} {value.shape}"), _sample(value, None)
         recorder.facts.own_draws = True
-        recorder.lines.note("draw", {"of": key[1]})
+        recorder.lines.note_call("draw", {"of": key[1]})
     if body.is_here():
         body.draws.append((key, of_rows))
 

@@ -40,7 +40,7 @@ def install(recorder: Recorder) -> None:
         _wrap(recorder, upstream.checkpoint_class(), name, "restore")
     _wrap_collectives(recorder)
     _wrap_options(recorder)
-    see_counts(lambda: recorder.lines.note("num_replicas"))
+    see_counts(lambda: recorder.lines.note_call("num_replicas"))
     when_imported("numpy", lambda: _wrap_numpy(recorder))
 
 
@@ -53,7 +53,7 @@ def install_keras(recorder: Recorder, package: str) -> None:
         def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
             kind = next((kind for kind in _LAYERS if kind in type(self).__name__), None)
             if kind is not None:
-                recorder.lines.note(kind)
+                recorder.lines.note_call(kind)
             original(self, *args, **kwargs)
 
         # Keras 3 makes a layer's configuration of the arguments of `__init__`, and asks for them past `__wrapped__`.
@@ -71,7 +71,7 @@ def _wrap(
 ) -> None:
     @around(cls, name, static=static)
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.lines.note(kind, _by_whom(caller()) | (about(args, kwargs) if about else {}))
+        recorder.lines.note_call(kind, _by_whom(caller()) | (about(args, kwargs) if about else {}))
         return original(*args, **kwargs)
 
 
@@ -103,7 +103,7 @@ def _wrap_function_of_datasets(recorder: Recorder, cls: Any) -> None:
             finally:
                 recorder.lines.listeners.pop()
                 if stacks and len(stacks[-1]) > before:
-                    recorder.lines.note("dataset function", made=[stacks[-1][before]])
+                    recorder.lines.note_call("dataset function", made=[stacks[-1][before]])
 
         return original(self, around_function(dataset_fn, made, "the function of a dataset"), *args, **kwargs)
 
@@ -126,7 +126,7 @@ def _wrap_options(recorder: Recorder) -> None:
     def set_option(original: Any, self: Any, name: str, value: Any) -> None:
         original(self, name, value)
         if name == "auto_shard_policy":
-            recorder.lines.note(name, _by_whom(caller()) | {"value": str(getattr(value, "name", value))})
+            recorder.lines.note_call(name, _by_whom(caller()) | {"value": str(getattr(value, "name", value))})
 
 
 def _wrap_numpy(recorder: Recorder) -> None:
@@ -134,7 +134,7 @@ def _wrap_numpy(recorder: Recorder) -> None:
 
     @around(np.random, "default_rng")
     def default_rng(original: Any, seed: Any = None) -> Any:
-        recorder.lines.note("generator", _seeded(seed))
+        recorder.lines.note_call("generator", _seeded(seed))
         return original(seed)
 
 

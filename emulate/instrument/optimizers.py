@@ -83,7 +83,7 @@ def _watch_made(recorder: Recorder, cls: Any) -> None:
     @around(cls, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         recorder.has_optimizer = True
-        recorder.lines.note(
+        recorder.lines.note_call(
             "optimizer", {"clips": any(kwargs.get(name) for name in ("clipnorm", "clipvalue", "global_clipnorm"))}
         )
         original(self, *args, **kwargs)
@@ -125,7 +125,7 @@ def _apply(
     if body is not None and body.lines is not None:
         body.lines.apply([gradient for gradient, _ in pairs])
     else:
-        recorder.lines.note("apply")
+        recorder.lines.note_call("apply")
     inner = upstream.inner_optimizer(optimizer)
     marked = {(id(each), replica) for each in (optimizer, inner) if each is not None}
     name = recorder.names.of(optimizer)

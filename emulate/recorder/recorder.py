@@ -145,7 +145,7 @@ class Recorder:
 
     def exits(self, frames: list[tuple[str, int]] | None = None) -> None:
         """Note the line where the program ends its process: that of these frames, else of the current call."""
-        self.lines.note("exit", made=None if frames is None else users(frames))
+        self.lines.note_call("exit", made=None if frames is None else users(frames))
 
     def seeded(self, generator: str) -> None:
         """Note that the program has seeded one of the global generators itself."""

@@ -143,7 +143,7 @@ class Lines:
             self._written.add(text)
             self._trace.write(event)
 
-    def note(self, kind: str, about: dict[str, Any] | None = None, made: stack_lines.Frames | None = None) -> None:
+    def note_call(self, kind: str, about: dict[str, Any] | None = None, made: stack_lines.Frames | None = None) -> None:
         """Write the line of a call, once; inside of a step as a point of it."""
         for listener in self.listeners:
             listener()
