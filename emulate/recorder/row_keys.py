@@ -148,22 +148,30 @@ def keys_of(tensors: list[Any]) -> Any:
 
 
 def _weights_of_bytes(tensor: Any, columns: Any, place: int) -> Any:
-    """Return an odd number for each column of an input: a constant, where its shape is known."""
+    """Return an odd number for each column of an input: a constant where its shape is known, and the same where it is not."""
     import tensorflow as tf
 
+    first = np.uint32(_NEXT_COPY + place)
     if tensor.shape[1:].is_fully_defined():
-        generator = np.random.default_rng(_NEXT_COPY + place)
-        return tf.constant(generator.integers(-(1 << 31), 1 << 31, tensor.shape[1:].num_elements()) | 1, tf.int32)
-    numbers = mixed(tf.cast(tf.range(columns), tf.uint32) + tf.constant(_NEXT_COPY + place, tf.uint32))
-    return tf.bitwise.bitwise_or(tf.cast(numbers, tf.int32), 1)
+        known = mixed(np.arange(tensor.shape[1:].num_elements(), dtype=np.uint32) + first)
+        return tf.constant(known.view(np.int32) | 1, tf.int32)
+    return tf.bitwise.bitwise_or(tf.cast(mixed(tf.cast(tf.range(columns), tf.uint32) + first), tf.int32), 1)
 
 
 def mixed(bits: Any) -> Any:
-    """Apply MurmurHash3's 32-bit finalizer (Appleby, public domain): every input bit affects every output bit."""
+    """Apply MurmurHash3's 32-bit finalizer (Appleby, public domain): every input bit affects every output bit.
+
+    Args:
+        bits: uint32, a tensor or an array.
+
+    Returns:
+        The same kind.
+    """
     import tensorflow as tf
 
-    bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
-    bits = bits * tf.constant(0x85EBCA6B, tf.uint32)
-    bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(13, tf.uint32))
-    bits = bits * tf.constant(0xC2B2AE35, tf.uint32)
-    return bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
+    shifted = np.right_shift if isinstance(bits, np.ndarray) else tf.bitwise.right_shift
+    bits = bits ^ shifted(bits, np.uint32(16))
+    bits = bits * np.uint32(0x85EBCA6B)
+    bits = bits ^ shifted(bits, np.uint32(13))
+    bits = bits * np.uint32(0xC2B2AE35)
+    return bits ^ shifted(bits, np.uint32(16))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from emulate.recorder.row_keys import RowKeys
+from emulate.recorder.row_keys import RowKeys, keys_of
 
 BATCHES = arrays(np.int32, st.tuples(st.integers(2, 12), st.just(2)), elements=st.integers(0, 2))
 
@@ -47,3 +47,13 @@ def test_what_is_computed_from_the_examples_is_not_taken_for_them() -> None:
     batch = np.arange(6, dtype="f4").reshape(3, 2)
     assert not found(batch, tf.constant(batch + 1))[1]
     assert found(batch, tf.constant(batch[:0])) == ([], True)
+
+
+@settings(max_examples=20)
+@given(batch=BATCHES)
+def test_a_row_has_its_key_whether_the_graph_knows_how_wide_it_is_or_not_and_whatever_it_is_padded_with(batch: Any) -> None:
+    specs = [tf.TensorSpec(shape, tf.int32) for shape in ([None, 2], [None, None])]
+    known, unknown = [tf.function(lambda rows: keys_of([rows]), input_signature=[spec]) for spec in specs]
+    keys = known(batch).numpy().tolist()
+    assert unknown(batch).numpy().tolist() == keys
+    assert unknown(np.pad(batch, [(0, 0), (0, 3)])).numpy().tolist() == keys
