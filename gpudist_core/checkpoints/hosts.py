@@ -137,12 +137,12 @@ class HostAgreement:
 
     def __init__(self, store: Store, prefix: str, host: int, num_hosts: int, timeout: float) -> None:
         self._store, self._prefix, self._host, self._num_hosts, self._timeout = store, prefix, host, num_hosts, timeout
-        self._changed = threading.Condition()
-        self._calls = 0
-        self._told = False
+        self._changed = threading.Condition()  # guards what follows
+        self._calls = 0  # the number of the last call that did not wait; it stands still from `_told` on until `_decided`
+        self._told = False  # whether the other hosts know the next call at which this one can stop
         self._over = False
-        self._decided = False
-        self._stop_at: int | None = None
+        self._decided = False  # set together with `_stop_at`, never unset
+        self._stop_at: int | None = None  # equal on all hosts, and above the last call of each of them when it is set
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, name="checkpoints: agreement on a stop", daemon=True)
         self._thread.start()

@@ -1,6 +1,34 @@
 """Write one checkpoint: every host writes its own file, the first one the manifest and the name; all or nothing.
 
-It is written in the background, one at a time, with its failure reported at the next call.
+It is written in the background, one at a time, with its failure reported at the next call. The training waits only for the
+copy of its values (`Held`). After that the values may change.
+
+Three things make this more than a file that is written and renamed:
+
+- Each host has a part that no other host has: its slices of large tables, and the state of its process. To bring all to one
+  host first would need its memory, and a collective of the training's size. So each host writes what it has, into a folder
+  that all see, and only descriptions are exchanged.
+- The hosts talk in a thread, beside the training. A collective of TensorFlow is not possible there: collectives must be in
+  the same order on all hosts, and one from a thread would come between those of the steps in another place on each host. So
+  the hosts exchange small texts by the key-value store of the job (`hosts.TextExchange`), which needs no order.
+- A host may fail, or be killed, in any line. A checkpoint is one that has its final name. Everything before that is done
+  under a name that no reader looks for (`Folder.begun`), and the last act is one rename. The folder is flushed to the disk
+  before it gets its name, and the name after it (`Folder.commit`).
+
+All hosts pass three places together, and at each one a failure of one host is a failure of all (`_all_well`):
+
+1. The first host has made the folder, and removed what a killed run has left. Before that no host may write.
+2. Every host has written its part, and tells the checksum of its description. Before that no manifest may be written.
+3. The first host has read all descriptions, written the manifest, and renamed the folder. Before that no host may report
+   success: a run that is told so may be stopped right after it.
+
+The first host compares each description with the checksum that was told. They differ where the hosts do not see the same
+folder. Without this, such a checkpoint would look complete until it is restored.
+
+Checkpoints of later steps are set aside before the rename. They are there if a run was restored from an older one on
+purpose. A later start must not take them for the newest of this run. They are kept, as the user may still want them.
+
+What is one too many is removed last, and a failure of it is no failure of the checkpoint.
 """
 
 from __future__ import annotations
@@ -171,8 +199,9 @@ class Background:
     """Run one action at a time in a thread."""
 
     def __init__(self) -> None:
+        # Both belong to the thread that calls `start` and `join`; the action sets the failure before it ends.
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._failure: BaseException | None = None  # None while no action was started, and once it was told
 
     def start(self, act: Callable[[], Any]) -> None:
         """Start an action. The previous one must be over (`join`)."""

@@ -1,7 +1,31 @@
 """Feed a pipeline to the replicas of a strategy: per-replica batches, on their devices before they are requested.
 
-Before the first batch the hosts check once that all were given the same data. A host that was given a part of the data would
-take only its share of that part, and no host would take the other examples.
+The unit is the global batch, not the batch of a replica. Which examples are in it follows from the seed, the epoch and its
+number alone (`plan`). The topology decides only where it is cut. So each host computes by itself which rows its replicas
+get, without a word to the others, and a run that continues on another topology takes the same global batches.
+
+`tf.data` and `Strategy.experimental_distribute_dataset` are not used for it:
+
+- They split files or elements among hosts. What is in a global batch then depends on the number of hosts, and hosts may
+  have different numbers of batches.
+- Their order comes from generators whose state is in the iterator. A saved iterator belongs to one topology and one
+  version.
+- A distributed dataset makes an iterator for each epoch, which takes 35 ms a replica (TensorFlow 2.21).
+
+The price is Python in the path of each batch. `LookAhead` makes the next batches in threads, up to the copy to the devices.
+
+A stream has no row numbers to begin with: an example is known by its place among those before it. So every host reads all
+of a stream and keeps its own part. That is right only if all hosts read the same examples, so they take each batch of a
+stream together and compare (`cross_host_check.Alike`). What the hosts were given is compared once in any case, before the
+first batch: a host that was given a part of the data would take only its share of that part, and no host would take the
+other examples.
+
+The position counts what the training loop has taken, not what was made ahead. It is moved when a batch is handed over, so
+that a checkpoint in the body of the loop has the batch of that body behind it. What was made ahead is made again after a
+restore. There is one position for a pipeline, so only one iteration may move it. Each iteration has a number
+(`Position.turn`), and an earlier one is refused rather than continued. After an error on one of several hosts the others
+may have had the batch that is missing here, and no host can tell. So the position is no longer valid (`Position.is_apart`)
+until it is restored on all.
 """
 
 from __future__ import annotations
@@ -99,8 +123,8 @@ class Distributed:
         self._plan = plan
         self._position = position
         self._replicas = replicas_of(strategy)
-        self._latest: Callable[[], Any] = lambda: None
-        self._is_of_all = not self.has_several_hosts
+        self._latest: Callable[[], Any] = lambda: None  # a weak reference: an iterator that is dropped must end its threads
+        self._is_of_all = not self.has_several_hosts  # whether all hosts were given the same data; never unset
         if plan.global_batch_size < self._replicas.total and not allow_idle:
             raise UsageError(
                 "A global batch must have at least one example for each replica (the last batch of an epoch may have fewer)",

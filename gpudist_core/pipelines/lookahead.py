@@ -74,10 +74,11 @@ class _Shared(Generic[T]):
         self._ahead = ahead
         self._taking_task = Lock()
         self._changed = Condition()
+        # Guarded by `_changed`. 0 <= issued - taken <= ahead, and the numbers of the results are from taken up to issued.
         self._results: dict[int, tuple[T | None, BaseException | None]] = {}
-        self._issued = 0
+        self._issued = 0  # -1 once there are no more tasks
         self._taken = 0
-        self._stopped = False
+        self._stopped = False  # never unset
 
     def take(self) -> T:
         """Wait for the next result and return it."""

@@ -174,9 +174,9 @@ class Position:
     """
 
     epoch: int = 0
-    batch: int = 0
-    turn: int = 0
-    is_apart: bool = False
+    batch: int = 0  # at most the batches of an epoch: the first batch of the next one is (epoch + 1, 0) once it is asked for
+    turn: int = 0  # never goes down
+    is_apart: bool = False  # never with one host
 
 
 def check_together(position: Position) -> None:

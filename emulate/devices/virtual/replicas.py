@@ -1,9 +1,38 @@
 """Run a replica's function for all replicas: trace it once, and call what was traced for one replica after the other.
 
-A replica's function may hand over to all replicas in between (`merge_call`: an optimizer's sum, a variable's aggregation). What
-it does up to there, and from there on, are functions of their own, into which it is cut, and which each replica calls; what all
-replicas do together is traced with the values of each. Their values are summed by arithmetic, in the order in which the ring
-sums those of real replicas.
+MirroredStrategy traces the function of `Strategy.run` once for each replica, in a thread for each. With 1,024 replicas that
+is 1,024 copies of the model in one graph, and the activations of all are in memory at once. Here the function is traced for
+one replica. What was traced becomes a TensorFlow function, and the outer graph calls it once for each replica with that
+replica's values. The calls are one after the other, each waiting for the last one, so that one replica's activations are in
+memory at a time. The graph grows by one operation for each replica.
+
+A replica's function may hand over to all replicas in between (`merge_call`: an optimizer's sum, a variable's aggregation).
+All replicas meet there: none may go on before all have come. So the traced graph is cut at each meeting (`cut`). What comes
+before, between and after the meetings are stages, functions of their own that each replica calls. What all replicas do
+together is traced once, with the values of each, and is called between two stages. The values that cross from one stage to
+a later one are outputs of the first and inputs of the second, and are kept for each replica (`_columns`).
+
+How the pieces find each other:
+
+- The trace runs in the thread that TensorFlow uses for a replica (`_MirroredReplicaThread`), because `merge_call`, the
+  replica context and the variables' aggregation look for it. The thread stops at each `merge_call` and hands over its
+  arguments.
+- The number of the replica is a placeholder. A program that takes it as a Python number cannot be served by one trace.
+- An argument that differs among replicas is a placeholder. A variable is captured once, and each call gets the handle of
+  its replica's copy. Anything else that differs among replicas, and is taken from elsewhere, is refused: one trace has one
+  value.
+- What a meeting gives back is a placeholder, too: its value is known only when the meeting has been called.
+
+An operation belongs to the stage in which it was made, by counting the operations that there were at each meeting. That is
+right as long as no operation of an earlier stage needs one of a later stage. A gradient of a loop breaks this: TensorFlow
+adds outputs to the loop of the forward pass. Such a program is refused (`_CROSSES`). To sort operations by what they need
+instead would move what has side effects, such as assignments and random draws, to the other side of a meeting.
+
+Other ways do not serve all programs: `tf.vectorized_map` over the replicas allows no assignments, and has all activations
+in memory; in a loop over the replicas they cannot meet.
+
+Sums over replicas are arithmetic on the values of all, in the order in which the ring of `--all-reduce ring` adds those of
+real replicas, so that a virtual run has the same bits.
 """
 
 from __future__ import annotations
@@ -35,8 +64,9 @@ class _Meeting:
         returned: A replica's tensors that stand for what comes back, with the output's number for each replica.
     """
 
-    made: int
+    made: int  # at least that of the meeting before
     graph: Any
+    # The inputs of the graph are what is given, in this order, and then what it captures from the outer graph.
     given: list[tuple[Any, int]] = field(default_factory=list)
     returned: list[tuple[Any, list[int]]] = field(default_factory=list)
 
@@ -54,10 +84,12 @@ class VirtualReplicas:
         self._strategy = strategy
         self._number = len(strategy.extended.worker_devices)
         self._outer = tf.compat.v1.get_default_graph()
+        # By the name of a tensor of the replica's graph: its value on each replica, a tensor of the outer graph. A stage is
+        # called only once all its inputs are here.
         self._columns: dict[str, list[Any]] = {}
-        self._meetings: list[_Meeting] = []
-        self._placeholders: list[Any] = []
-        self._last: Any = None
+        self._meetings: list[_Meeting] = []  # in the order of their `made`
+        self._placeholders: list[Any] = []  # of the replica's graph: they belong to no stage
+        self._last: Any = None  # the last call in the outer graph, which the next one waits for
 
     def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Trace the function, call it for each replica, and return its results as TensorFlow returns those of replicas.
