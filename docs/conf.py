@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation: `make docs`, and Read the Docs."""
+"""Configure Sphinx for `make docs` and Read the Docs."""
 
 from __future__ import annotations
 

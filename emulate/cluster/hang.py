@@ -22,7 +22,7 @@ from emulate.topology import Topology
 _PATIENCE = 2.5
 """Seconds of standstill that are waited for: what is about to be completed, or to fail by itself, has done so by then."""
 _IDLE_PATIENCE = 10.0
-"""The same where some hosts are in no collective, which nobody can know to be for ever: data may be on its way."""
+"""Seconds of standstill where some hosts are in no collective: their data may still be on its way."""
 _ENDLESS = {
     DATA: "waits for the next batch of its data",
     LOCK: "waits for another of its threads (a lock, a queue, an event)",

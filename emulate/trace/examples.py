@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Key = tuple[Any, ...]
 Array = NDArray[Any]
-Part = dict[str, Any]
+Input = dict[str, Any]
 
 
 def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
@@ -24,7 +24,7 @@ def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
     return [position for position, number in sorted(numbers.items()) if number == most]
 
 
-def parts_of(values: Mapping[Key, Array]) -> list[Part]:
+def parts_of(values: Mapping[Key, Array]) -> list[Input]:
     """Return the inputs of a run in order: dense, sparse (indices, values, shape) or ragged (values, splits)."""
     parts: dict[int, dict[str, Any]] = {}
     for key, value in values.items():
@@ -36,7 +36,7 @@ def parts_of(values: Mapping[Key, Array]) -> list[Part]:
     return [parts[position] for position in sorted(parts)]
 
 
-def num_rows(part: Part) -> int | None:
+def num_rows(part: Input) -> int | None:
     """Return the leading dimension of an input, None for a scalar."""
     if "splits" in part:
         return len(part["splits"][0]) - 1
@@ -66,7 +66,7 @@ def joined(arrays: Sequence[Array], missing: float = 0) -> Array:
     return np.concatenate([np.pad(array, pad, constant_values=fill) for array, pad in zip(arrays, widths_missing, strict=True)])
 
 
-def row_names(parts: list[Part]) -> list[str]:
+def row_names(parts: list[Input]) -> list[str]:
     """Return the identity of each example: a digest of its part of all inputs."""
     number = num_rows(parts[0]) if parts else 0
     return [_row_name([_row_bytes(part, i) for part in parts]) for i in range(number or 0)]
@@ -80,7 +80,7 @@ def _row_name(pieces: list[bytes]) -> str:
     return state.hexdigest()
 
 
-def _row_bytes(part: Part, i: int) -> bytes:
+def _row_bytes(part: Input, i: int) -> bytes:
     if "splits" in part:
         return _ragged_row(part, i)
     if "indices" in part:
@@ -91,7 +91,7 @@ def _row_bytes(part: Part, i: int) -> bytes:
     return _bytes(part["dense"][i : i + 1]).rstrip(b"\0")
 
 
-def _ragged_row(part: Part, i: int) -> bytes:
+def _ragged_row(part: Input, i: int) -> bytes:
     low, high = i, i + 1
     pieces = []
     for splits in part["splits"]:

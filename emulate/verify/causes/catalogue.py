@@ -121,7 +121,7 @@ _OF_THE_RUN: tuple[Cause, ...] = (
     endings.PYTHON_DEADLOCK,
     replicas.REPLICAS_MISSING,
 )
-"""What is asked before it is chosen on which examples the numbers are compared."""
+"""Asked first. Then gpudist chooses the examples on which it compares numbers."""
 _OF_THE_NUMBERS: tuple[Cause, ...] = (
     randomness.UNSEEDED,
     samples.COUNTED,

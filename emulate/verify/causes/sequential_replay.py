@@ -21,7 +21,6 @@ _SUMS = ("replicas-summed", "replicas")
 _SUMS_AT_TAPES = ("replicas-taped", "replicas-taped-told", "replicas-taped-mean")
 """For a program that does more with gradients by itself than to hand them to an optimizer."""
 _REPORTED = ("loss", "metric")
-_TRAINED = ("initial-weight", "gradient", "weight", "variable")
 
 
 def is_possible(case: Case) -> bool:
