@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from emulate.evaluate.parts import State
-from emulate.evaluate.step_function import Fetched, Key, StepFunction, Values
+from emulate.evaluate.step_function import Fetched, Key, StepFunction, Values, rows_of
 from emulate.interventions import Interventions, Pairs, permutation, splits_of
 from emulate.recorder import HostTrace, ProbePlan, Record
 from emulate.trace import Array, Step, Trace, TraceWriter, Variable, joined
@@ -73,7 +73,7 @@ class _Evaluation:
             self._copy_facts(writer)
         number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
         function = self._function(number)
-        self._check(function, _rows(function, step), step)
+        self._check(function, rows_of(function, step), step)
         for function, shares in self._batches():
             for record in self._step(function, shares):
                 recording.handle(record)
@@ -114,7 +114,7 @@ class _Evaluation:
                 continue
             function = self._function(number)
             self._begin(function)
-            own = _rows(function, step)
+            own = rows_of(function, step)
             shares = [own] if self._interventions.rows is None else self._interventions.rows.batches(num_steps, own)
             if not shares:
                 return
@@ -334,14 +334,3 @@ def _calls(trace: Trace) -> Iterator[tuple[int, Step | _Change]]:
             call.append((event["function"], steps[event["optimizer"]][event["step"]]))
         last = event["function"]
     yield from call
-
-
-def _rows(function: StepFunction, step: Step) -> dict[Key, Array]:
-    """Return the inputs of a step by their key, in the order of its arguments."""
-    keys = next(record.inputs for record in function.records if record.inputs)
-    return {key: _read(array) for key, array in zip(keys, step.inputs, strict=True)}
-
-
-def _read(stored: Any) -> Array:
-    value: Array = stored.read()
-    return value.astype(object) if value.dtype.kind == "S" else value

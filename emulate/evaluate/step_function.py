@@ -38,6 +38,7 @@ import numpy as np
 
 from emulate.evaluate.parts import Part, Parts, State, described
 from emulate.recorder.functions import folder_of
+from emulate.trace import Array, Step
 
 Key = tuple[Any, ...]
 Values = dict[Key, Any]
@@ -402,3 +403,14 @@ def _together(values: Sequence[Any]) -> Any:
 def _of_any_rows(key: Key, shape: list[int | None] | None) -> list[int | None] | None:
     """Return the shape of what may be given for a tensor: a sparse gradient may have other rows than the program's own."""
     return [None, *shape[1:]] if shape and key[0] in ("sparse-gradient", "sparse-rows") else shape
+
+
+def rows_of(function: StepFunction, step: Step) -> dict[Key, Array]:
+    """Return the inputs of a step by their key, in the order of its arguments."""
+    keys = next(record.inputs for record in function.records if record.inputs)
+    return {key: _read(array) for key, array in zip(keys, step.inputs, strict=True)}
+
+
+def _read(stored: Any) -> Array:
+    value: Array = stored.read()
+    return value.astype(object) if value.dtype.kind == "S" else value

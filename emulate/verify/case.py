@@ -12,6 +12,7 @@ from emulate.trace import Facts, Trace, Variable
 from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
 from emulate.verify.compared_runs import complete
+from emulate.verify.joins import Joins
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import is_in_order, ledgers
 from emulate.verify.lines import ProgramLines
@@ -119,6 +120,7 @@ class Case:
     Attributes:
         undecided: By code of a cause why it cannot be told whether it is there.
         allow: Codes of causes that are expected. They hide no cause that decides.
+        joined: What must see the whole batch, as far as causes have said it.
         clips_the_sum: Whether the base, which explains the run, does once with the gradients of all replicas what the program
             does with gradients by itself.
     """
@@ -156,6 +158,8 @@ class Case:
         self._switched: dict[tuple[str, ...], Comparison | None] = {}
         # Invariant: the base has exactly these switched off, if it is not what came.
         self._kept: tuple[str, ...] = ()
+        self._joins: dict[tuple[str, ...], Joins | None] = {}
+        self.joined: list[Joins] = []
         self._comparison: Comparison | None = None
         # Invariant: set once, and only after the comparison; then changed by `rebase` alone, which forgets the two below.
         self._base: Comparison | None = None
@@ -369,6 +373,28 @@ class Case:
         if asked not in self._switched:
             self._switched[asked] = self.lab.compare_switched(self.pair, asked)
         return self._switched[asked]
+
+    @property
+    def joins(self) -> Joins | None:
+        """Return what must see the whole batch in the first step that no simple model of its gradients explains.
+
+        None where there is no such step, or experiments have no answer. Causes share the answer: it is asked for once, and
+        again where something is switched off in both runs.
+        """
+        kept = tuple(switch for switch in self._kept if switch not in (BY_SHARE, "replay"))
+        if kept not in self._joins:
+            self._joins[kept] = self._find_joins(kept)
+        return self._joins[kept]
+
+    def _find_joins(self, kept: Sequence[str]) -> Joins | None:
+        explanation, first = self.explain_gradients(), self.base.first_step("gradient")
+        open_ones = [*explanation.unexplained, *((fit.optimizer, fit.step) for fit in explanation.weighted)]
+        if first is None or self.num_replicas < 2:
+            return None
+        of_first = (name for name, step in open_ones if step == first)
+        found = next((joins for name in of_first if (joins := self.lab.find_joins(self.pair, kept, name, first))), None)
+        layers = {tensor.split("/")[-2] for tensor in self.facts.batchnorm if "/" in tensor}
+        return None if found is None else found.without(layers)
 
     def left(self) -> list[Point]:
         """Return the differences of the base that neither the arithmetic nor its consequences explain."""

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar, final
 
 from emulate import devices, probe, upstream
-from emulate.evaluate import count_operations, evaluate
+from emulate.evaluate import count_operations, evaluate, find_joins
 from emulate.imports import when_imported
 from emulate.instrument import Paths
 from emulate.program import Program
@@ -368,6 +368,35 @@ class Counting:
     def __call__(self, context: Any) -> None:
         """Run on this host."""
         self.target.write_text(json.dumps(count_operations(self.source, self.half)), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Find what must see the whole batch in a step of a recorded run, as the entry of a host.
+
+    Attributes:
+        reference: The folder of the trace of the run on one device.
+        local: That of a run on one device with one replica's examples, where it takes one to have a graph for these.
+        topology: That of the judged run.
+        optimizer: Whose gradients differ.
+        step: In which step.
+        permutes: Whether rows may come in another order.
+        target: The file for what was found.
+    """
+
+    reference: Path
+    local: Path | None
+    topology: Path
+    optimizer: str
+    step: int
+    permutes: bool
+    target: Path
+
+    def __call__(self, context: Any) -> None:
+        """Run on this host."""
+        when_imported("tensorflow", _without_graph_optimization)
+        found = find_joins(self.reference, self.local, self.topology, self.optimizer, self.step, permutes=self.permutes)
+        self.target.write_text(json.dumps(found), encoding="utf-8")
 
 
 def _finish_at_exit(recorder: Recorder) -> None:

@@ -41,6 +41,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Literal, final
 
 from emulate.evaluate import fixed_batches, refusal
@@ -51,6 +52,7 @@ from emulate.trace import Trace
 from emulate.verify.compare import Comparison
 from emulate.verify.compared_runs import Rounding
 from emulate.verify.host import GENERATORS
+from emulate.verify.joins import Joins
 from emulate.verify.ledgers import COARSE
 from emulate.verify.recorded import CONFIRMING_RUNS, NOISE_RUNS, ORDER_RUNS, Recorded, RunPair
 from emulate.verify.recovery import Lives
@@ -112,12 +114,13 @@ class Lab(Recorded):
         # Invariant: all of the topologies' runs know how many rows the program's functions draw, or none does.
         self._drawn: Mapping[str, int] = {}
         self._failed: dict[str, str] = {}
+        self._joins: dict[tuple[Path, Path, str, int], Joins | None] = {}
 
     @property
     def price(self) -> Price:
         """Return what was spent so far."""
         done = [run.result() for run in self._runs.values() if run.done()]
-        return Price(len(self._runner.started), sum(result.is_evaluated for result in done))
+        return Price(len(self._runner.started), sum(result.is_evaluated for result in done) + len(self._joins))
 
     def expect(self, runs: int) -> None:
         """Tell the user how many runs may follow at most; 0 where that is open."""
@@ -246,16 +249,11 @@ class Lab(Recorded):
 
     def compare_switched(self, pair: RunPair, asked: Sequence[str]) -> Comparison | None:
         """Run both sides again with suspects switched off, the reference on the topology's rows: all, or each replica's."""
-        if pair.run is None or pair.run.status != "ok":
+        both, topology = switched_on_both_sides(pair.variation, asked), self._topology_switched(pair, asked)
+        if topology is None:
             return None
-        both, topology = switched_on_both_sides(pair.variation, asked), pair.topology
-        if both != pair.variation:
-            again = trace_of(self.run_topology(pair.run.topology, replace(both, replay=None, follow=None)))
-            if again is None:
-                return None
-            topology = again
-            if both.follow is not None:
-                both = replace(both, follow=replace(both.follow, trace=topology.directory))
+        if both != pair.variation and both.follow is not None:
+            both = replace(both, follow=replace(both.follow, trace=topology.directory))
         variation = switched_on_one_device(both, asked, topology)
         if variation is None:
             return None
@@ -268,6 +266,36 @@ class Lab(Recorded):
         source = None if variation.follow is None else trace_of(self.run_reference(variation.source))
         switched = replace(switched, variation=variation, source=source)
         return self.compare(switched, kinks=switched.reference.follows)
+
+    def _topology_switched(self, pair: RunPair, asked: Sequence[str]) -> Trace | None:
+        """Return the topology's run with suspects switched off, as far as they are switched off on both sides."""
+        if pair.run is None or pair.run.status != "ok":
+            return None
+        both = switched_on_both_sides(pair.variation, asked)
+        if both == pair.variation:
+            return pair.topology
+        return trace_of(self.run_topology(pair.run.topology, replace(both, replay=None, follow=None)))
+
+    def find_joins(self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int) -> Joins | None:
+        """Find what must see the whole batch in a step; None where its function cannot be evaluated, or nothing is found."""
+        topology = self._topology_switched(pair, asked)
+        if topology is None:
+            return None
+        alone = replace(switched_on_both_sides(pair.variation, asked).as_it_normalizes, follow=None, replay=None)
+        source, number = trace_of(self.run_reference(alone)), len(topology.replicas)
+        if source is None or refusal(source) is not None:
+            return None
+        told = Replay(topology.directory, number, summed=True, told=number)
+        local = None
+        if not _fits(source, told):
+            local = trace_of(self.run_reference(replace(alone, replay=told.of_a_share)))
+            if local is None or refusal(local) is not None:
+                return None
+        key = (source.directory, topology.directory, optimizer, step)
+        if key not in self._joins:
+            found = self._runner.find_joins(source, local, topology, optimizer, step, permutes=self.permutes)
+            self._joins[key] = Joins.read(found, optimizer, step)
+        return self._joins[key]
 
     def _pair_of_one_device(self, pair: RunPair, variation: Variation, topology: Trace) -> RunPair | None:
         """Return the run on one device that is there, if the switches change only rounding there and the topology agrees."""
@@ -353,13 +381,15 @@ class Lab(Recorded):
             return self._runner.start(label, spec.topology, plan)
         if spec.starts_the_program:
             return self._runner.start(label, self.place, plan, reference=True)
-        source, replay = self.start_reference(variation.source), variation.replay
+        source, replay = variation.source, variation.replay
         if replay is not None:
             or_run = or_run and not replay.is_only_evaluated
-            trace = trace_of(source.result())
+            trace = trace_of(
+                self.run_reference(replace(source, replay=None))
+            )  # which takes the batches that all variations take
             if trace is not None and not _fits(trace, replay):
-                source = self.start_reference(replace(variation.source, replay=replay.of_a_share))
-        return self._runner.start_evaluated(label, self.place, plan, source, or_run=or_run)
+                source = replace(source, replay=replay.of_a_share)
+        return self._runner.start_evaluated(label, self.place, plan, self.start_reference(source), or_run=or_run)
 
     def _plan(self, spec: RunSpec) -> ProbePlan:
         plan = spec.variation.plan(self._seed)

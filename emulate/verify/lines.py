@@ -98,6 +98,14 @@ class ProgramLines:
         """Return whether the program's own loss combines examples with each other, other than by a sum or a mean."""
         return any({"contracts", "mixes"} & record["roles"].keys() for record in self.of("loss") if not record.get("called"))
 
+    def making(self, names: Iterable[str]) -> list[Record]:
+        """Return the lines of operations of the reference's graph, by name."""
+        *_, reference = self._traces
+        events = [event for _, event in reference.of("graph")]
+        places = {name: (event, at) for event in events for name, at in zip(event["names"], event["at"], strict=True)}
+        found = (places[name] for name in names if name in places)
+        return [event["lines"][at] for event, at in found if at is not None]
+
     def crossings(self) -> list[Record]:
         """Return where a replica takes a tensor of another one."""
         return [event for trace in self._traces for _, event in trace.of("crossing")]
@@ -136,6 +144,11 @@ def operations(stage: str, *roles: str) -> Blame:
         return []
 
     return Blame(stage, find)
+
+
+def making(stage: str, names: Collection[str]) -> Blame:
+    """Look for the lines of operations, by their names in the reference's graph."""
+    return Blame(stage, lambda lines: lines.making(names))
 
 
 def updates_of(metric: str) -> Blame:

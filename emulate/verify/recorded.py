@@ -15,6 +15,7 @@ from emulate.trace import Trace
 from emulate.verify.arithmetic import explain
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.compared_runs import complete
+from emulate.verify.joins import Joins
 from emulate.verify.ledgers import gradient_off, ledgers, objective_off, update_off
 from emulate.verify.result import RunResult
 from emulate.verify.run_spec import AS_IT_STANDS, Variation
@@ -81,6 +82,10 @@ class Recorded:
 
     def compare_switched(self, pair: RunPair, asked: Sequence[str]) -> Comparison | None:
         """Compare both sides with suspects switched off, or the reference on other rows; None where that cannot be run."""
+        return None
+
+    def find_joins(self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int) -> Joins | None:
+        """Return what must see the whole batch in a step; None where that cannot be tried."""
         return None
 
     def repeat(self) -> RunResult | None:

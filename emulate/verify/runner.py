@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import tempfile
@@ -11,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, remove_tree
 from emulate.evaluate import refusal
@@ -20,10 +21,10 @@ from emulate.told import Told, told
 from emulate.topology import REFERENCE, Topology
 from emulate.trace import Trace
 from emulate.verify.checks import check_same_hosts
-from emulate.verify.host import COMPARABLE_ON_GPUS, Counting, Evaluation, RecordedProgram
+from emulate.verify.host import COMPARABLE_ON_GPUS, Counting, Evaluation, Joining, RecordedProgram
 from emulate.verify.processes import Parents, RunWatch
 from emulate.verify.recovery import Lives
-from emulate.verify.result import RunResult, StartedRuns
+from emulate.verify.result import RunResult, StartedRuns, error_line
 from emulate.verify.settings import Settings, StepLimit
 
 if TYPE_CHECKING:
@@ -165,6 +166,37 @@ class Runner:
         entry = Counting(source.trace.directory, half.trace.directory if half and half.trace else None, target)
         plan = self._cluster_plan(REFERENCE, target.parent, entry, True)
         self._follow(result, self._parents.current, replace(plan, views=()), self.settings.timeout, counts=False)
+
+    def find_joins(
+        self, source: Trace, local: Trace | None, topology: Trace, optimizer: str, step: int, *, permutes: bool
+    ) -> dict[str, Any]:
+        """Find what must see the whole batch in a step, without the program.
+
+        Args:
+            source: The run on one device, which kept its functions.
+            local: That with one replica's examples, where functions take batches of one size alone.
+            topology: The judged run.
+            optimizer: Whose gradients differ.
+            step: In which step.
+            permutes: Whether rows may come in another order.
+
+        Returns:
+            What `emulate.evaluate.find_joins` says; `refused` where it ends with an error.
+        """
+        label = f"joins of {topology.directory.name}"
+        folder = self._folder_of(f"{label} {optimizer} {step}")
+        folder.mkdir(parents=True, exist_ok=True)
+        result = RunResult(label, REFERENCE, None, is_evaluated=True)
+        self._progress.run_started(label, None)
+        target, small = folder / "joins.json", None if local is None else local.directory
+        entry = Joining(source.directory, small, topology.directory, optimizer, step, permutes, target)
+        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), tf_config=False, views=())
+        self._follow(result, self._parents.current, plan, self.settings.timeout, counts=False)
+        self._progress.run_ended(label, result.status)
+        if not target.exists():
+            return {"refused": error_line(result.failure, result.status)}
+        found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
+        return found
 
     def _folder_of(self, label: str) -> Path:
         return self._directory / label.replace(" ", "-")
@@ -358,7 +390,7 @@ class Runner:
         self,
         topology: Topology,
         folder: Path,
-        entry: RecordedProgram | Evaluation | Counting,
+        entry: RecordedProgram | Evaluation | Counting | Joining,
         reference: bool,
         *,
         own_hashes: bool = False,

@@ -108,11 +108,12 @@ class StepLines:
         return describe(whole, ends, self.objective, self.rows, self._is_own)
 
     def places(self, graph: ReplicaGraph) -> dict[str, Any]:
-        """Return the user's lines of a graph, and for each operation the index of its line; None where it has none."""
+        """Return the user's lines of a graph; of each operation its name, and the index of its line, None where it has none."""
         entries = [self.entry(stack_lines.of_operation(operation), {}) for operation in graph.made]
         places = [{key: entry[key] for key in ("file", "line", "text", "cell") if key in entry} for entry in entries]
         lines = list({json.dumps(place): place for place in places if place}.values())
-        return {"lines": lines, "at": [lines.index(place) if place else None for place in places]}
+        names = [operation.name for operation in graph.made]
+        return {"lines": lines, "at": [lines.index(place) if place else None for place in places], "names": names}
 
     def entry(self, made: stack_lines.Frames, roles: Mapping[str, int], near: int = 0) -> Entry:
         """Return the description of a user's line; without a file where no line is known."""

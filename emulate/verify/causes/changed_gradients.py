@@ -23,7 +23,7 @@ _SEEN = 1e-6
 def _search_clipping(case: Case) -> Sign | None:
     if case.is_of_groups:
         return Sign(_SUMMARY, OF_GROUPS, _fix_of_clipping(case)) if case.facts.clips else None
-    if case.base.first_step("gradient", "weight") is None:
+    if case.base.first_step("gradient", "weight") is None or case.joins is not None:
         return None
     if not case.facts.clips:
         return _by_hand(case)

@@ -13,10 +13,12 @@ from emulate.trace import Step, row_names
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers
+from emulate.verify.causes.joined import explain_by_joins, lines_of
 from emulate.verify.causes.sequential_replay import REPLAY, is_possible, rebase_where_numbers_matter, rebase_where_turns_matter
 from emulate.verify.compare import Comparison, explains_up_to
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
+from emulate.verify.joins import Joins
 from emulate.verify.lines import Blame, between, changes_of_state, made, operations
 
 
@@ -24,6 +26,8 @@ def _search_dependence(case: Case) -> Sign | None:
     first, apart = case.base.first_step("gradient"), case.base.first_step("weight")
     if apart is not None and (first is None or first > apart):
         return _of_update(case, apart)
+    if case.joins is not None:
+        return _of_constants(case, case.joins)
     if first is None or not is_possible(case) or not any(step == first for _, step in case.explain_gradients().unexplained):
         return None
     replayed = case.switch("replay") if case.ledger is not None and case.ledger.by else None
@@ -47,6 +51,20 @@ def _search_dependence(case: Case) -> Sign | None:
             f"{before.ratio:.0f}x the noise floor; one device with the same examples, given {case.num_replicas} as "
             f"the number of replicas, {how}"
         ),
+    )
+
+
+def _of_constants(case: Case, joins: Joins) -> Sign | None:
+    """Report numbers that a replica has in another way than one device: a fix of other members may change them, too."""
+    if not joins.constants or len(joins.constants) < len(joins.members):
+        return None
+    return Sign(
+        (
+            f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same "
+            "examples and weights get different gradients with more replicas."
+        ),
+        explain_by_joins(case, joins.constants).capitalize(),
+        blame=lines_of(joins.constants),
     )
 
 
@@ -165,7 +183,7 @@ DEPENDS_ON_REPLICAS = Cause(
 
 def _search_state(case: Case) -> Sign | None:
     first = case.base.first_step("gradient")
-    if first is None or case.facts.clips:
+    if first is None or case.facts.clips or case.joins is not None:
         return None
     explanation = case.explain_gradients()
     weighted = [fit for fit in explanation.weighted if not case.are_counts(fit)]

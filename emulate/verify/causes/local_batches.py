@@ -16,10 +16,12 @@ from emulate.told import told
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers, steps_in_words
+from emulate.verify.causes.joined import explain_by_joins, lines_of
 from emulate.verify.causes.sequential_replay import rebase_on_replay
 from emulate.verify.compare import Comparison, Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import gradients_of, weight_of
+from emulate.verify.joins import Member
 from emulate.verify.lines import made, operations
 from emulate.verify.run_spec import BY_SHARE
 
@@ -55,6 +57,8 @@ def _examples_of_replicas(case: Case, fit: Fit) -> list[int]:
 
 def _search_weighted(case: Case) -> Sign | None:
     fits = case.explain_gradients().weighted
+    if case.joins is not None:
+        return _sign_of_normalizers(case, fits, case.joins.normalizers)
     if not fits or (case.has("clip-before-reduce") and not case.without("no-clipping")):
         return None
     first = fits[0]
@@ -82,6 +86,30 @@ def _search_weighted(case: Case) -> Sign | None:
         f"replicas weighted by {shares} the remaining error is {max(fit.after for fit in fits):.1f}x the noise "
         "floor for all variables; every replica has equally many examples",
         _fix_of_count(case),
+    )
+
+
+def _sign_of_normalizers(case: Case, fits: Sequence[Fit], normalizers: Sequence[Member]) -> Sign | None:
+    if not normalizers:
+        return None
+    how = explain_by_joins(case, normalizers)
+    kinds = {member.kind for member in normalizers}
+    are_counts = bool(fits) and case.are_counts(fits[0])
+    if are_counts:
+        shares = numbers([f"{share:.3f}" for _, share in sorted(fits[0].shares.items())])
+        how = f"the replicas' gradients need the weights {shares}; {how}"
+    if kinds & {"maximum", "minimum"}:
+        fix: Sequence[str] | None = [_OF_EXTREMES]
+    else:
+        fix = _fix_of_count(case) if are_counts else [_BEFORE_IT_IS_USED, *[_COMPILED] * bool(case.facts.compiled)]
+    return Sign(
+        "Each replica divides its loss by its own count (tokens, mask, weights) instead of the count over all replicas."
+        if are_counts
+        else "Each replica scales its loss by a number that it computes from its own examples, instead of from those of all "
+        "replicas.",
+        how[0].upper() + how[1:],
+        fix,
+        blame=lines_of(normalizers),
     )
 
 
@@ -120,6 +148,8 @@ _COMPILED = "With Keras compile"
 _OF_FIT = "With Keras fit"
 _OF_A_MEAN = "If the loss is a function of the whole batch, with gd.distributed"
 _OF_CORE = "With gpudist_core"
+_OF_EXTREMES = "If it is a largest or smallest value"
+_BEFORE_IT_IS_USED = "If the count is changed before it is used"
 
 UNEVEN_BATCH = Cause(
     "uneven-batch", _search_uneven, blame=(operations("loss", "mean", "scale", "ratio"), made("examples", "batch"))
@@ -147,6 +177,8 @@ _WITHOUT_EXAMPLES = told("code-without-examples")(
 
 
 def _search_negatives(case: Case) -> Sign | None:
+    if case.joins is not None:
+        return _sign_of_meetings(case, case.joins.meetings)
     first = case.base.first_step("gradient")
     if first is None or not _is_open(case, first):
         return None
@@ -157,10 +189,23 @@ def _search_negatives(case: Case) -> Sign | None:
     m = before.measure
     case.unreachable.append(_WITHOUT_EXAMPLES)
     return Sign(
-        "The loss of one example depends on the other examples of its batch. Each replica sees only its own "
-        "examples, so the program trains a different model.",
+        _DEPENDENT,
         f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}",
         _OF_PADDING if _is_padded_otherwise(case, m.key.optimizer, first) else None,
+    )
+
+
+def _sign_of_meetings(case: Case, meetings: Sequence[Member]) -> Sign | None:
+    if not meetings:
+        return None
+    how = explain_by_joins(case, meetings)
+    are_padded = _is_padded_otherwise(case, case.joins.optimizer, case.joins.step) if case.joins is not None else False
+    are_sums = all(member.kind in ("sum", "mean") for member in meetings)
+    return Sign(
+        _DEPENDENT,
+        how[0].upper() + how[1:],
+        _OF_PADDING if are_padded else _OF_SUMS if are_sums else None,
+        blame=lines_of(meetings),
     )
 
 
@@ -171,6 +216,11 @@ def _is_open(case: Case, step: int) -> bool:
     return step in [*(k for _, k in case.explain_gradients().unexplained), *without_count]
 
 
+_DEPENDENT = (
+    "The loss of one example depends on the other examples of its batch. Each replica sees only its own examples, so the "
+    "program trains a different model."
+)
+_OF_SUMS = "If sums over the batch make the loss"
 _OF_PADDING = "If each host pads its own batches"
 
 IN_BATCH_NEGATIVES = Cause(

@@ -9,11 +9,13 @@ import numpy as np
 from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, steps_in_words
+from emulate.verify.causes.joined import explain_by_joins, lines_of
 from emulate.verify.causes.sequential_replay import REPLAY, explains_a_sum, rebase_on_replay
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import aligned, names_of, norm, objective, weight_of, weights_before
-from emulate.verify.lines import between, operations
+from emulate.verify.joins import Joins, Member
+from emulate.verify.lines import between, making, operations
 
 _FIXES = "If the term has another form"
 
@@ -46,6 +48,8 @@ def _search_regularization(case: Case) -> Sign | None:
 
 def _of_each_replica(case: Case) -> Sign | None:
     """Check for a term of any form that is added once for each replica, or is divided by their number."""
+    if case.joins is not None:
+        return _of_terms(case, case.joins)
     first = case.find_first_unexplained()
     if first is None:
         return None
@@ -58,6 +62,17 @@ def _of_each_replica(case: Case) -> Sign | None:
         "over examples.",
         f"The gradients differ from step {first} on; {agrees}",
         _FIXES,
+    )
+
+
+def _of_terms(case: Case, joins: Joins) -> Sign | None:
+    if not joins.terms:
+        return None
+    explain_by_joins(case, ())
+    return Sign(
+        "A term of the loss that depends on no example counts once for each replica.",
+        f"In step {joins.step} the replicas' examples have the gradients of one device if this term counts once",
+        blame=(making("loss", joins.terms),),
     )
 
 
@@ -134,6 +149,8 @@ def _search_scaling(case: Case) -> Sign | None:
     fits = _fits(case, replicated=False)
     if case.has("accumulation"):
         return None
+    if not fits and case.joins is not None:
+        return _beside_joins(case, case.joins)
     if not fits:
         return _about(case) or _drowned(case)
     scale = fits[0].scale
@@ -198,6 +215,15 @@ def _fix(case: Case, scale: float) -> str | None:
     if case.facts.train_steps:
         return _OF_ROWS
     return _TOO_SMALL if scale < 1 else None
+
+
+def _beside_joins(case: Case, joins: Joins) -> Sign | None:
+    """Report a factor that is left where what must see the whole batch does."""
+    if joins.scale == 1:
+        return None
+    words, _ = _describe(case, joins.scale)
+    how = explain_by_joins(case, joins.members)
+    return Sign(f"Every gradient is {words}.", f"After dividing by {as_factor(joins.scale)}: {how}", _fix(case, joins.scale))
 
 
 def _about(case: Case) -> Sign | None:
@@ -265,6 +291,8 @@ def _behind(case: Case) -> Sign | None:
 
 def _search_part(case: Case) -> Sign | None:
     """Check for a part of the loss that each replica divides by its own examples, beside others that are right."""
+    if case.joins is not None:
+        return _of_numbers(case, case.joins.numbers)
     first = case.find_first_unexplained()
     if first is None or not case.lines.depends_on_examples_alone:
         return None  # a term without examples may be what counts too often
@@ -275,6 +303,17 @@ def _search_part(case: Case) -> Sign | None:
         "A part of the loss is scaled by the number of replicas: each replica divides it by its own examples, or it is "
         "divided once more than the rest.",
         f"The gradients differ from step {first} on, by no common factor; every term of the loss depends on examples; {agrees}",
+    )
+
+
+def _of_numbers(case: Case, numbers: Sequence[Member]) -> Sign | None:
+    if not numbers:
+        return None
+    how = explain_by_joins(case, numbers)
+    return Sign(
+        "A part of the loss is scaled by the number of replicas: each replica divides it by the number of its own examples.",
+        how[0].upper() + how[1:],
+        blame=lines_of(numbers),
     )
 
 

@@ -48,6 +48,15 @@ def rebase_on_replay(case: Case, step: int, *, grouping_matters: bool = True) ->
     return agreement if grouping_matters else f"{agreement}, however the examples are grouped"
 
 
+def rebase_on_any_replay(case: Case, step: int) -> None:
+    """Judge on a reference that computes as the replicas do, each for itself; only up to a step where none is like them."""
+    way = _explaining(case, step)
+    if way is None:
+        case.cut(step, "what each replica does with its own examples changes them")
+    else:
+        _rebase(case, step, way)
+
+
 def rebase_where_turns_matter(case: Case, step: int) -> str | None:
     """Rebase if the order of replicas matters: what one does changes what the next one does.
 

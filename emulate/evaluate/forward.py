@@ -1,0 +1,255 @@
+"""Evaluate parts of the forward pass of a recorded step, with some tensors given, and derive them again.
+
+A recorded graph has its backward pass, which was derived from the forward pass as it stands. Where a tensor of the forward
+pass is given in place of the graph's own, gradients are other ones, and the recorded backward pass knows nothing of them. So
+the forward pass alone is imported, up to what the tape takes gradients of, and TensorFlow derives it again. That this gives
+what was recorded is checked before anything is concluded from it (`joins.py`): a loss that depends on gradients does not.
+
+A mean is written as a sum divided by a number, each with a name of its own, since replicas may need one of them alone from the
+others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate import upstream
+from emulate.evaluate.parts import State, described, node_of, tensor_name
+from emulate.evaluate.step_function import Key, StepFunction
+from emulate.recorder.functions import folder_of
+from emulate.trace import Array
+
+LOSS = "the loss"
+"""The name of the sum of what a tape takes gradients of, among the gradients."""
+Gradients = dict[str, Any]
+Rows = dict[Key, Array]
+_IMPORTS = itertools.count()
+
+
+class Forward:
+    """Hold the forward pass of one optimizer's record.
+
+    Args:
+        trace: The folder of the run that has kept the function.
+        number: The function's number.
+        optimizer: Whose record.
+
+    Attributes:
+        function: The whole step.
+        objectives: The names of the tensors that gradients are taken of.
+        own_sums: Those of the tensors that the step itself has summed over the replicas.
+        kind: Of what the gradients are compared with: `taped`, or `gradient` where optimizers are given the tapes' own.
+        variables: The numbers of the variables that have such gradients.
+        rows: The names of the tensors of examples, by key.
+        nodes: All nodes of the graph by name.
+        order: The names of the nodes of the forward pass, each after those that it takes.
+    """
+
+    def __init__(self, trace: Path, number: int, optimizer: str) -> None:
+        from tensorflow.core.framework import graph_pb2
+
+        self.state = State(trace)
+        self.function = StepFunction(trace, number, self.state)
+        records = self.function.records
+        self._place = next(place for place, record in enumerate(records) if record.about.get("optimizer") == optimizer)
+        record, about, folder = records[self._place], described(trace, number), folder_of(trace) / str(number)
+        self.objectives = [name for key, name in record.tensors.items() if key[0] == "objective"]
+        self.own_sums = [after for r in about["reductions"] if not r["backward"] for _, after, *_ in r["tensors"]]
+        self.kind = "taped" if any(key[0] == "taped" for key in record.tensors) else "gradient"
+        names = {key[1] for key in record.tensors if key[0] in (self.kind, "sparse-gradient")}
+        self.variables = {key[1]: n for key, n in self.function.variables.items() if key[1] in names}
+        with np.load(folder / "constants.npz", allow_pickle=False) as values:
+            constants = {int(place): values[place] for place in values.files}
+        self._captures = {name: (n, constants.get(place)) for place, (name, n) in enumerate(about["captures"])}
+        inputs = {key: name for each in records for key, name in each.tensors.items() if key[0] == "input"}
+        self.rows = {key: f"rows_{key[1]}:0" for key in inputs}  # two runs have other names for them
+        self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
+        renamed = {tensor_name(name): self.rows[key] for key, name in inputs.items()}
+        for node in self._graph.node:
+            node.device = ""
+            for name in ("_class", "_gradient_op_type"):  # functions of custom gradients live in the program's process
+                node.attr.pop(name, None)
+            _take(node, [renamed.get(tensor_name(entry), entry) for entry in node.input if not entry.startswith("^")])
+        for mean in [node for node in self._graph.node if node.op == "Mean"]:
+            self._split(mean)
+        self.nodes = {node.name: node for node in self._graph.node}
+        self.order = self._in_order(self.objectives, set(self.rows.values()))
+
+    def inputs(self, node: str) -> list[str]:
+        """Return the names of the tensors that a node takes."""
+        return [tensor_name(entry) for entry in self.nodes[node].input]
+
+    def after(self, tensors: Collection[str], stops: Collection[str] = ()) -> set[str]:
+        """Return the nodes of the forward pass that depend on tensors, other than through those of `stops`."""
+        found: set[str] = set()
+        for node in self.order:
+            if any(i not in stops and (i in tensors or node_of(i) in found) for i in self.inputs(node)):
+                found.add(node)
+        return found
+
+    def before(self, tensor: str) -> set[str]:
+        """Return the nodes that a tensor is computed from."""
+        return set(self._in_order([tensor], set(self.rows.values())))
+
+    def imported(self, given: Mapping[str, Any], fetched: Sequence[str], nodes: Collection[str] | None = None) -> list[Any]:
+        """Return tensors, or operations, in the graph of the moment.
+
+        Args:
+            given: Tensors by the names of those in whose place they stand.
+            fetched: The names of what is returned.
+            nodes: Those to import; unless given all that it takes.
+
+        Returns:
+            The tensors, in this order.
+        """
+        import tensorflow as tf
+
+        others = [name for name in dict.fromkeys(fetched) if name not in given]
+        nodes = self._in_order(others, given) if nodes is None else nodes
+        cut = type(self._graph)(library=self._graph.library, versions=self._graph.versions)
+        cut.node.extend(self.nodes[name] for name in nodes if self.nodes[name].op != "Placeholder")
+        _rename_functions(cut)
+        used = {tensor_name(entry) for node in cut.node for entry in node.input}
+        here, mapped = tf.compat.v1.get_default_graph(), {name: value for name, value in given.items() if name in used}
+        for name, (number, value) in self._captures.items():
+            if name in used and name not in given:
+                mapped[name] = tf.constant(value) if number is None else here.capture(self.state.variables[number].handle)
+        made = dict(given) | dict(zip(others, tf.graph_util.import_graph_def(cut, mapped, others, name=""), strict=True))
+        return [made[name] for name in fetched]
+
+    def derived(self, ends: Sequence[Any], others: Sequence[Any], weights: Sequence[Any] | None = None) -> list[Any]:
+        """Return gradients in the graph of the moment.
+
+        Args:
+            ends: Tensors, whose sum is derived.
+            others: Tensors with regard to which it is, besides the variables.
+            weights: The gradient with regard to each of `ends`; 1 unless given.
+
+        Returns:
+            The gradients of the variables, then those of the others; zeros where nothing depends on them.
+        """
+        import tensorflow as tf
+
+        here, variables = tf.compat.v1.get_default_graph(), [self.state.variables[n] for n in self.variables.values()]
+        made = tf.gradients(ends, [*(here.capture(v.handle) for v in variables), *others], grad_ys=weights)
+        dense = zip(made, [*variables, *others], strict=True)
+        return [tf.zeros_like(of) if g is None else tf.convert_to_tensor(g) for g, of in dense]
+
+    def recorded(self, rows: Rows) -> Gradients:
+        """Return one device's gradients by variable, and its loss, with the backward pass of the recorded graph."""
+        import tensorflow as tf
+
+        (made,) = self.function.gradients(self._place, [rows], [], rows)
+        found = {name: np.asarray(made[self.kind, name], float) for name in self.variables if (self.kind, name) in made}
+        for name in (key[1] for key in made if key[0] == "sparse-gradient"):
+            slices = tf.IndexedSlices(*(made[kind, name] for kind in ("sparse-gradient", "sparse-rows", "sparse-shape")))
+            found[name] = np.asarray(tf.convert_to_tensor(slices), float)
+        return found | {LOSS: np.array(sum(np.sum(value, dtype=float) for key, value in made.items() if key[0] == "objective"))}
+
+    def go_to(self, weights: Mapping[str, Array]) -> None:
+        """Assign values to variables, by name."""
+        for key, number in self.function.variables.items():
+            if key[1] in weights:
+                variable = self.state.variables[number]
+                variable.assign(np.reshape(weights[key[1]], variable.shape))
+
+    def _in_order(self, fetched: Sequence[str], stops: Collection[str]) -> list[str]:
+        done: dict[str, None] = {}
+        waiting = [(node_of(name), False) for name in reversed(fetched)]
+        while waiting:
+            name, is_ready = waiting.pop()
+            if is_ready:
+                done[name] = None
+            elif name not in done:
+                waiting.append((name, True))
+                waiting += [(node_of(i), False) for i in self.inputs(name) if i not in stops and node_of(i) not in done]
+        return list(done)
+
+    def _split(self, mean: Any) -> None:
+        from tensorflow import int32
+        from tensorflow.core.framework import attr_value_pb2, graph_pb2
+
+        name, (source, axes), whole = str(mean.name), mean.input[:2], attr_value_pb2.AttrValue(type=int32.as_datatype_enum)
+        dtype, index, keeps = (mean.attr[key] for key in ("T", "Tidx", "keep_dims"))
+        parts: list[tuple[str, str, list[str], dict[str, Any]]] = [
+            (f"{name}{TOTAL}", "Sum", [source, axes], {"T": dtype, "Tidx": index, "keep_dims": keeps}),
+            (f"{name}/all", "Size", [source], {"T": dtype, "out_type": whole}),
+            (f"{name}/left", "Size", [f"{name}{TOTAL}"], {"T": dtype, "out_type": whole}),
+            (f"{name}/each", "FloorDiv", [f"{name}/all", f"{name}/left"], {"T": whole}),
+            (f"{name}{NUMBER}", "Cast", [f"{name}/each"], {"SrcT": whole, "DstT": dtype}),
+            (name, "RealDiv", [f"{name}{TOTAL}", f"{name}{NUMBER}"], {"T": dtype}),
+        ]
+        made = [graph_pb2.GraphDef().node.add(name=n, op=op, input=inputs, attr=attrs) for n, op, inputs, attrs in parts]
+        self._graph.node.remove(mean)
+        self._graph.node.extend(made)
+
+
+TOTAL, NUMBER = "/total", "/number"
+"""What follows the name of a mean in the names of its sum, and of what that is divided by."""
+
+
+def _take(node: Any, entries: Sequence[str]) -> None:
+    del node.input[:]
+    node.input.extend(entries)
+
+
+def _rename_functions(graph: Any) -> None:
+    """Give the functions of a graph names of their own: the process may know others by the same names."""
+    suffix, names = f"_{next(_IMPORTS)}", {function.signature.name for function in graph.library.function}
+    for node in [*graph.node, *(node for function in graph.library.function for node in function.node_def)]:
+        node.op += suffix if node.op in names else ""
+        for value in node.attr.values():
+            for called in [*([value.func] if value.HasField("func") else []), *value.list.func]:
+                called.name += suffix if called.name in names else ""
+    for function in graph.library.function:
+        function.signature.name += suffix
+    del graph.library.gradient[:]
+    upstream.register_functions(graph)
+
+
+def function_of(make: Callable[[dict[str, Any]], Any], like: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], list[Array]]:
+    """Return what evaluates tensors of a graph from others, given by name.
+
+    Args:
+        make: Makes them in a graph, from the tensors that stand for the given ones.
+        like: Values of the types and numbers of dimensions of those.
+
+    Returns:
+        The function; values of any shape may be given to it.
+    """
+    import tensorflow as tf
+
+    names = list(like)
+    specs = [tf.TensorSpec([None] * np.ndim(like[name]), tf.convert_to_tensor(like[name]).dtype) for name in names]
+    made = tf.function(lambda *values: make(dict(zip(names, values, strict=True))), input_signature=specs, autograph=False)
+    return lambda given: [tensor.numpy() for tensor in made(*(tf.constant(given[name]) for name in names))]
+
+
+def is_float(value: Any) -> bool:
+    """Return whether gradients pass through a tensor: bfloat16 is a number for TensorFlow, and none for NumPy."""
+    import tensorflow as tf
+
+    return np.asarray(value).dtype != object and bool(tf.as_dtype(np.asarray(value).dtype).is_floating)
+
+
+def is_row(value: Any, number: int) -> bool:
+    """Return whether a value has an entry for each example."""
+    return np.ndim(value) > 0 and len(value) == number
+
+
+def num_rows(rows: Rows) -> int:
+    """Return the number of examples: the most frequent length of what has one."""
+    return Counter(len(value) for value in rows.values() if np.ndim(value)).most_common(1)[0][0]
+
+
+def of_all(shares: Sequence[Rows]) -> Rows:
+    """Return the examples of all shares as one batch; what has no entry for each of them is the first share's."""
+    counts = [num_rows(share) for share in shares]
+    together = {k: all(is_row(share[k], n) for share, n in zip(shares, counts, strict=True)) for k in shares[0]}
+    return {k: np.concatenate([share[k] for share in shares]) if together[k] else shares[0][k] for k in shares[0]}

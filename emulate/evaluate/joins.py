@@ -1,0 +1,499 @@
+"""Find what must see the whole batch: give replicas one device's value of a tensor, and compare gradients.
+
+A replica computes another gradient than one device exactly where an operation of its forward pass mixes examples and sees only
+the replica's own. So the question which cause a wrong gradient has is answered by an experiment, at one step:
+
+1. *Which operations mix?* Each operation of the reference's forward pass is executed once more, on each share's part of what it
+   takes from the whole batch. It mixes if that does not give the parts of its result. No list of types of operations says so: a
+   sum of rows mixes, a sum of columns does not, whatever they are called.
+2. *What if a tensor were global?* The gradient of all shares' losses is evaluated, where some tensors have the value that one
+   device gives them (of a tensor with rows: the share's rows of it). Gradients pass through, as through an all-reduce: what the
+   shares' losses give for such a tensor goes into one device's own backward pass. So sums, maxima, moments and rows that meet
+   rows are one mechanism. A term of the loss that is the same on all shares then counts once.
+3. *Which are needed?* With all of them the shares must give one device's gradient. They are left out, halves first, from the
+   loss backwards, as long as that holds: what stays is near the inputs, which is where people mean it. What stays is the cause.
+   If a gradient need not pass through one of them, its value alone is needed.
+4. *Is that all?* The topology's recorded gradient must be that of the shares as they are, times one number. Otherwise something
+   else stands between replicas and one device, and there is no answer; neither is there one where the forward pass, derived
+   again, does not give what was recorded.
+
+What was tried and given up: to look for the gradients of tensors in the recorded backward pass, where not all are; a threshold
+for all variables, where the gradient of a bias before BatchNormalization is rounding alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate.evaluate.forward import (
+    LOSS,
+    NUMBER,
+    TOTAL,
+    Forward,
+    Gradients,
+    Rows,
+    function_of,
+    is_float,
+    is_row,
+    num_rows,
+    of_all,
+)
+from emulate.evaluate.parts import node_of
+from emulate.evaluate.step_function import rows_of
+from emulate.trace import Array, Trace
+
+_FACTOR = 10.0
+"""Gradients differ from so many times the noise on, as everywhere in a verdict."""
+_NOISE_RUNS = 3
+_UNITS = 16.0
+"""Units in the last place that another order of a sum may cost a variable's gradient, at least."""
+_COMMUTES = 1e-4
+"""Largest relative difference of an operation's results for parts: far above rounding, far below one share's part of a sum."""
+_PRODUCTS = {"Mul": (0, 1), "RealDiv": (0,), "DivNoNan": (0,)}
+_SUMS = ("AddV2", "Add", "AddN", "Sub", "Neg", "Identity", "Cast", "Squeeze")
+"""Operations that a loss may be a linear function of: products in one of these inputs, sums in all."""
+_SCALES = ("Mul", "RealDiv", "DivNoNan", "Xdivy", "GatherV2")
+"""Operations that scale rows by a number that comes from all rows; a sum or a product of matrices compares rows."""
+
+
+class NoAnswer(Exception):
+    """Say why experiments tell nothing of a step."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Say which part of a tensor of the whole batch a share has: of `sizes` along an axis, all of it, or what is its `own`."""
+
+    axis: int | None = None
+    sizes: tuple[int, ...] = ()
+    own: tuple[Any, ...] | None = None
+
+    def part(self, value: Any, share: int) -> Any:
+        """Return a share's part."""
+        if self.own is not None or self.axis is None:
+            return value if self.own is None else self.own[share]
+        begin = sum(self.sizes[:share])
+        return np.take(value, range(begin, begin + self.sizes[share]), self.axis)
+
+    def together(self, parts: Sequence[Any]) -> Any:
+        """Return the gradient of the whole tensor from those of its parts."""
+        return np.sum(parts, axis=0) if self.axis is None else np.concatenate(parts, self.axis)
+
+
+class Mixing:
+    """Find the tensors whose parts are not what shares compute from the parts of what they are computed from.
+
+    Args:
+        whole: The forward pass of one device.
+        shares: The examples of each share.
+        local: The forward pass for a share: the same, or another graph where the size of a batch is fixed.
+
+    Attributes:
+        values: What one device computes of the whole batch, by tensor.
+        found: The tensors that mix examples, in the order of the forward pass.
+    """
+
+    def __init__(self, whole: Forward, shares: Sequence[Rows], local: Forward) -> None:
+        import tensorflow as tf
+
+        self.local, self._counts, self.found = local, [num_rows(rows) for rows in shares], list[str]()
+        given = {whole.rows[key]: value for key, value in of_all(shares).items()}
+        by_row = Layout(0, tuple(self._counts))
+        self._layouts = {name: by_row if is_row(value, sum(self._counts)) else Layout() for name, value in given.items()}
+        nodes = [name for name in whole.order if whole.nodes[name].op != "Placeholder"]
+        self.values: dict[str, Any] = given | _values_of(whole, nodes, given)
+        for name in (name for name in nodes if whole.nodes[name].op == "Const"):  # a graph for a share may have others
+            if name not in local.nodes:
+                raise NoAnswer("the step of a share has another graph")
+            own = tf.make_ndarray(local.nodes[name].attr["value"].tensor)
+            self._look(name, [f"{name}:0"], [[own] for _ in shares], takes_sizes=True)
+        depending = whole.after({name for name, layout in self._layouts.items() if layout != Layout()} | {*self.found})
+        of_node: dict[str, list[str]] = {}
+        for tensor in self.values:
+            of_node.setdefault(node_of(tensor), []).append(tensor)
+        for name in (name for name in nodes if name in depending):
+            outputs = of_node.get(name, [])
+            inputs = [i for i in dict.fromkeys(whole.inputs(name)) if i in self.values]
+            parts = [{i: self.layout(i).part(self.values[i], s) for i in inputs} for s in range(len(shares))]
+            made: list[list[Any]] | None = None
+            with contextlib.suppress(tf.errors.OpError, ValueError):  # a share's rows meet those of the whole batch
+                made = list(map(function_of(functools.partial(local.imported, fetched=outputs, nodes=[name]), parts[0]), parts))
+            self._look(name, outputs, made, takes_sizes=any(self.layout(i).own is not None for i in inputs))
+        self._layouts |= dict.fromkeys(whole.own_sums, Layout())
+
+    def layout(self, name: str) -> Layout:
+        """Return how a tensor is divided among the shares."""
+        return self._layouts.get(name, Layout())
+
+    def _look(self, name: str, outputs: Sequence[str], made: Sequence[Sequence[Any]] | None, *, takes_sizes: bool) -> None:
+        is_size = takes_sizes or self.local.nodes[name].op in ("Shape", "ShapeN", "Size")
+        for place, output in enumerate(outputs):
+            own = None if made is None else [of_share[place] for of_share in made]
+            self._layouts[output], commutes = self._divided(self.values[output], own, is_size=is_size)
+            self.found += [] if commutes else [output]
+
+    def _divided(self, value: Any, own: Sequence[Any] | None, *, is_size: bool) -> tuple[Layout, bool]:
+        """Return how a result is divided, and whether its parts are what shares make of their parts."""
+        total, shape = sum(self._counts), np.shape(value)
+        if own is None:
+            axis = next((a for a, n in enumerate(shape) if n and n % total == 0), None)
+            return (Layout() if axis is None else Layout(axis, tuple(n * shape[axis] // total for n in self._counts))), False
+        is_alike = all(np.shape(o) == shape for o in own)
+        if is_alike and all(_is_equal(o, value) for o in own):
+            return Layout(), True
+        ranks = {np.ndim(o) for o in own}
+        axes = [a for a in range(len(shape)) if ranks == {len(shape)} and sum(o.shape[a] for o in own) == shape[a]]
+        divided = [Layout(a, tuple(o.shape[a] for o in own)) for a in axes]
+        for layout in divided:
+            are_parts = all(np.shape(layout.part(value, s)) == np.shape(o) for s, o in enumerate(own))
+            if are_parts and _is_equal(layout.together(own), value):
+                return layout, True
+        if is_alike and is_size and np.asarray(value).dtype.kind in "iu":
+            return Layout(own=tuple(own)), True  # numbers of rows are used as shapes, too: they mix where they are cast
+        return (divided[0] if divided else Layout()), False
+
+
+def _values_of(forward: Forward, nodes: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of every tensor of some nodes."""
+    import tensorflow as tf
+
+    kept: list[str] = []
+
+    def everything(at_hand: dict[str, Any]) -> list[Any]:
+        operations = zip(nodes, forward.imported(at_hand, nodes, nodes), strict=True)
+        outputs = {f"{name}:{i}": t for name, operation in operations for i, t in enumerate(operation.outputs)}
+        kept[:] = [name for name, t in outputs.items() if t.dtype not in (tf.resource, tf.variant)]
+        return [outputs[name] for name in kept]
+
+    values = function_of(everything, given)(given)
+    return dict(zip(kept, values, strict=True))
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    value, other = np.asarray(value), np.asarray(other)
+    if not is_float(value):
+        return bool(np.array_equal(value, other))
+    value, other = value.astype(float), other.astype(float)
+    return bool(np.nanmax(np.abs(value - other), initial=0.0) <= _COMMUTES * np.nanmax(np.abs(other), initial=0.0))
+
+
+class Shares:
+    """Evaluate the gradient of all shares' losses together, where some tensors are those of the whole batch.
+
+    Args:
+        whole: The forward pass of one device.
+        local: That of a share.
+        shares: The examples of each share.
+    """
+
+    def __init__(self, whole: Forward, local: Forward, shares: Sequence[Rows]) -> None:
+        self.whole, self._local, self._shares = whole, local, shares
+        self.mixing, self.evaluations = Mixing(whole, shares, local), 0
+        values, tail = self.mixing.values, self._terms(set(), whole.after(set(whole.rows.values())))[1]
+        ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *tail, *whole.objectives])
+        self._ends = [name for name in ends if name in values and is_float(values[name])]
+        self._given = {whole.rows[key]: value for key, value in of_all(shares).items()}
+        like = self._given | {f"gradient of {name}": values[name] for name in self._ends}
+        self._backward = function_of(self._gradients_of_ends, like)
+
+    def total(self, some: Collection[str], values_only: Collection[str] = (), *, once: bool = True) -> Gradients:
+        """Return that gradient, by variable, and the sum of the losses.
+
+        Args:
+            some: The tensors that each share takes from the whole batch.
+            values_only: Those of them through which no gradient passes.
+            once: Whether terms of the loss that are the same on all shares count once; else as often as there are shares.
+        """
+        self.evaluations += 1
+        mixing, local = self.mixing, self._local
+        factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in mixing.values)], 1.0)
+        factors |= dict.fromkeys(self.same(factors), 1 / len(self._shares)) if once else {}
+        floats = [name for name in factors if is_float(mixing.values[name])]
+        given = []
+        for share, rows in enumerate(self._shares):
+            parts = {name: np.asarray(mixing.layout(name).part(mixing.values[name], share)) for name in factors}
+            scaled = {
+                name: part * np.asarray(factors[name], part.dtype) if name in floats else part for name, part in parts.items()
+            }
+            given.append({local.rows[key]: value for key, value in rows.items()} | scaled)
+
+        def derived(at_hand: dict[str, Any]) -> list[Any]:
+            losses = local.imported(at_hand, local.objectives)
+            return [*local.derived(losses, [at_hand[name] for name in floats]), *losses]
+
+        run = function_of(derived, given[0])
+        made = [run(values) for values in given]
+        loss = np.array(sum(np.sum(value, dtype=float) for of_share in made for value in of_share[-len(local.objectives) :]))
+        sums = {name: np.sum([m[i].astype(float) for m in made], axis=0) for i, name in enumerate(local.variables)}
+        back = [[m[len(sums) + i] * factors[name] for m in made] for i, name in enumerate(floats)]
+        whole = {name: mixing.layout(name).together(g) for name, g in zip(floats, back, strict=True) if name not in values_only}
+        through = self.through(whole) if any(map(np.any, whole.values())) else {}
+        return {name: value + through.get(name, 0.0) for name, value in sums.items()} | {LOSS: loss}
+
+    def through(self, gradients: Mapping[str, Any]) -> Gradients:
+        """Return what one device's backward pass makes of gradients of some tensors."""
+        values = self.mixing.values
+        weights = {n: gradients[n].astype(values[n].dtype) if n in gradients else 0 * values[n] for n in self._ends}
+        made = self._backward(self._given | {f"gradient of {name}": weight for name, weight in weights.items()})
+        return dict(zip(self.whole.variables, (gradient.astype(float) for gradient in made), strict=True))
+
+    def _gradients_of_ends(self, at_hand: dict[str, Any]) -> list[Any]:
+        tensors = self.whole.imported({name: at_hand[name] for name in self._given}, self._ends)
+        return self.whole.derived(tensors, [], [at_hand[f"gradient of {name}"] for name in self._ends])
+
+    def own_values(self, name: str) -> list[Any]:
+        """Return what each share computes of a tensor by itself."""
+        given = [{self._local.rows[key]: value for key, value in rows.items()} for rows in self._shares]
+        sums = {n: self.mixing.values[n] for n in self.whole.own_sums if n in self.mixing.values and n != name}
+        run = function_of(functools.partial(self._local.imported, fetched=[name]), given[0] | sums)
+        return [run(values | sums)[0] for values in given]
+
+    def same(self, patches: Collection[str]) -> list[str]:
+        """Return the terms of the loss that are the same on all shares, each as large as it can be."""
+        divided = {name for name in patches if self.mixing.layout(name) != Layout()}
+        stops = {*patches} - divided
+        same, _ = self._terms(stops, self.whole.after({*self.whole.rows.values(), *divided}, stops))
+        return [name for name in same if name in self.mixing.values]
+
+    def _terms(self, stops: Collection[str], own: Collection[str]) -> tuple[list[str], list[str]]:
+        """Return the terms of the loss that no share has of its own, and all numbers that it is a linear function of."""
+        same, tail, waiting = dict[str, None](), dict[str, None](), list(self.whole.objectives)
+        while waiting:
+            name = waiting.pop()
+            node = self.whole.nodes[node_of(name)]
+            inputs = [i for i in self.whole.inputs(node.name) if not np.ndim(self.mixing.values.get(i, [0]))]
+            tail[name] = None
+            if node.name not in own or name in stops:
+                same[name] = None
+            elif node.op in _SUMS:
+                waiting += inputs
+            elif node.op in _PRODUCTS:  # linear in one of them
+                depend = [i for i in inputs if node_of(i) in own and i not in stops]
+                waiting += depend if depend in [[inputs[p]] for p in _PRODUCTS[node.op] if p < len(inputs)] else []
+        return list(same), list(tail)
+
+
+class _Noise:
+    """Say how far gradients are apart, in the noise: what another order of rows and the last places of weights make of them."""
+
+    def __init__(self, whole: Forward, rows: Rows, *, permutes: bool) -> None:
+        own, numbers = whole.recorded(rows), sorted(whole.variables.values())
+        eps = float(np.finfo(np.float32).eps)
+        self._floor = {name: _UNITS * eps * float(np.linalg.norm(g)) + float(np.finfo(float).tiny) for name, g in own.items()}
+        before, draw = whole.state.read(numbers), np.random.default_rng(1)
+        for seed in range(1, _NOISE_RUNS + 1):
+            order = draw.permutation(num_rows(rows)) if permutes else np.arange(num_rows(rows))
+            whole.state.shift(numbers, 1.0, seed)
+            moved = whole.recorded({k: v[order] if is_row(v, len(order)) else v for k, v in rows.items()})
+            whole.state.assign(before)
+            for name, g in own.items():
+                self._floor[name] = max(self._floor[name], _FACTOR * float(np.linalg.norm(moved[name] - g)))
+
+    def apart(self, ours: Gradients, theirs: Gradients, c: float = 1.0) -> float:
+        """Return the largest distance of a variable's gradients: they differ from 1 on."""
+        return float(max(np.linalg.norm(c * ours[name] - g) / self._floor[name] for name, g in theirs.items()))
+
+
+def needed(candidates: Sequence[str], is_enough: Callable[[Collection[str]], bool]) -> list[str]:
+    """Return the candidates of which none can be left out: halves are tried before single ones."""
+    kept = list(candidates)
+
+    def leave_out(some: Sequence[str]) -> None:
+        if some and is_enough([name for name in kept if name not in some]):
+            kept[:] = [name for name in kept if name not in some]
+        elif len(some) > 1:
+            leave_out(some[: len(some) // 2])
+            leave_out(some[len(some) // 2 :])
+
+    leave_out(candidates)
+    return kept
+
+
+class _Experiments:
+    """Make the experiments of one step.
+
+    Args:
+        shares: Evaluates the shares' gradients.
+        noise: Compares gradients.
+        one: Those of one device.
+        theirs: Those of the topology, as far as they are known.
+    """
+
+    def __init__(self, shares: Shares, noise: _Noise, one: Gradients, theirs: Gradients) -> None:
+        self._shares, self._noise, self._one = shares, noise, one
+        mixing, whole = shares.mixing, shares.whole
+        again = shares.through({name: np.ones_like(mixing.values[name]) for name in whole.objectives})
+        if noise.apart(again, {name: one[name] for name in again}) > 1:
+            raise NoAnswer("the forward pass, derived again, does not give the gradient that was recorded")
+        if noise.apart(shares.total(mixing.found), one) > 1:
+            raise NoAnswer("the shares do not give one device's gradient with everything from the whole batch")
+        self._is_once, self.scale = self._topologys_way(theirs)
+
+    def _topologys_way(self, theirs: Gradients) -> tuple[bool, float]:
+        """Return whether the topology counts a term once that all shares have, and by what number its gradient is larger."""
+        ways = []
+        for once in (False, True):
+            made = self._shares.total([], once=once)
+            square = sum(float(np.sum(made[name] ** 2)) for name in theirs)
+            c = sum(float(np.sum(theirs[name] * made[name])) for name in theirs) / (square or 1.0)
+            ways.append((self._noise.apart(made, theirs, c), once, 1.0 if abs(c - 1) < _COMMUTES else c))
+        left, once, c = ways[0] if ways[0][0] <= 1 else min(ways)
+        if left > 1:
+            raise NoAnswer("something besides mixing stands between the replicas' gradients and one device's")
+        return once, c
+
+    def _is_enough(self, some: Collection[str], c: float = 1.0, once: bool = True, only: Sequence[str] = ()) -> bool:
+        import tensorflow as tf
+
+        try:
+            return self._noise.apart(self._shares.total(some, only, once=once), self._one, c) <= 1
+        except (tf.errors.OpError, ValueError):  # rows of the whole batch meet a share's own
+            return False
+
+    def answer(self) -> dict[str, Any]:
+        """Return what must be global, and what besides that the replicas' gradients have too often."""
+        mixing, shares = self._shares.mixing, self._shares
+        minimal, way = needed(mixing.found[::-1], self._is_enough), (1.0, True)
+        theirs = self.scale, self._is_once
+        if theirs != way:  # what the program itself makes of the shares' losses may be right, and fewer tensors be needed
+            fewer = [minimal, *([m for m in minimal if m != name] for name in minimal)]
+            enough = next((some for some in fewer if self._is_enough(some, *theirs)), None)
+            if enough is not None:
+                minimal, way = needed(enough, lambda some: self._is_enough(some, *theirs)), theirs
+        members = [self._member(name, is_value=self._passes_no_gradient(name, minimal, way)) for name in minimal[::-1]]
+        is_repeated = way[1] and not self._is_once and not self._is_enough(minimal, way[0], once=False)
+        terms = [name for name in shares.same(minimal) if name not in minimal] if is_repeated else []
+        return {
+            "members": [*self._upstream_of(members), *members],
+            "terms": [name.removesuffix(":0") for name in terms],
+            "scale": 1.0 if way[0] == self.scale else self.scale,
+            "mixing": len(mixing.found),
+            "evaluations": shares.evaluations,
+        }
+
+    def _passes_no_gradient(self, name: str, minimal: Sequence[str], way: tuple[float, bool]) -> bool:
+        return not is_float(self._shares.mixing.values[name]) or self._is_enough(minimal, *way, only=[name])
+
+    def _member(self, name: str, *, is_value: bool) -> dict[str, Any]:
+        node = self._shares.mixing.local.nodes[node_of(name)]
+        kind = self._kind(name, node)
+        # A constant has no line of its own.
+        whole = self._shares.whole
+        shown = next(n for n in whole.order if name in whole.inputs(n)) if kind == "constant" else name.removesuffix(":0")
+        of_variables = self._shares.whole.before(name) & _readers(self._shares.whole)
+        return {
+            "name": shown.removesuffix(TOTAL).removesuffix(NUMBER),
+            "operation": node.op,
+            "kind": kind,
+            "value_alone": is_value,
+            "of_data": not of_variables,
+            "scales": kind not in ("constant", "rows") and self._only_scales(name),
+        }
+
+    def _kind(self, name: str, node: Any) -> str:
+        """Return what a tensor is to the shares' own values of it, by its numbers."""
+        layout, value = self._shares.mixing.layout(name), self._shares.mixing.values[name]
+        if node.op == "Const":
+            return "constant"
+        if layout.axis is not None:
+            return "rows"
+        own = self._shares.own_values(name)
+        if any(np.shape(of_share) != np.shape(value) for of_share in own):
+            return "other"
+        if node.name.endswith(NUMBER) or (node.op == "Cast" and not np.ndim(value)):
+            return "number"
+        ways = (("sum", np.sum), ("maximum", np.max), ("minimum", np.min))
+        return next((kind for kind, combine in ways if _is_equal(combine(own, axis=0), value)), "other")
+
+    def _upstream_of(self, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return what members are computed from that mixes too, where their own values do not combine to the whole batch's."""
+        mixing, whole = self._shares.mixing, self._shares.whole
+        names = {member["name"] for member in members}
+        behind = set[str]().union(*(whole.before(f"{one['name']}:0") for one in members if one["kind"] == "other"))
+        more = [name for name in mixing.found if node_of(name) in behind]
+        described = [self._member(name, is_value=True) for name in more]
+        return [member for member in described if member["name"] not in names and member["kind"] != "constant"]
+
+    def _only_scales(self, name: str) -> bool:
+        """Return whether a number of all rows scales what is of each row, and is not added to it or multiplied with it.
+
+        It is followed as long as it is combined with numbers alone.
+        """
+        whole = self._shares.whole
+        of_rows = whole.after(set(whole.rows.values()))
+        behind, waiting = {node_of(name)}, [name]
+        while waiting:
+            tensor = waiting.pop()
+            for node in (node for node in whole.order if tensor in whole.inputs(node)):
+                others = [i for i in whole.inputs(node) if i != tensor and node_of(i) not in behind]
+                meets = [i for i in others if node_of(i) in of_rows or i in whole.rows.values()]
+                if whole.nodes[node].op == "GatherV2" or not meets:
+                    behind.add(node)
+                    waiting += [output for output in self._shares.mixing.values if node_of(output) == node]
+                elif whole.nodes[node].op not in _SCALES:
+                    return False
+        return True
+
+
+def _readers(forward: Forward) -> set[str]:
+    return {name for name in forward.order if forward.nodes[name].op in ("ReadVariableOp", "ResourceGather")}
+
+
+def find_joins(
+    reference: Path, local: Path | None, topology: Path, optimizer: str, index: int, *, permutes: bool
+) -> dict[str, Any]:
+    """Return which operations of a step must see the whole batch.
+
+    Args:
+        reference: The folder of the trace of the run on one device that has kept its functions.
+        local: That of a run on one device with one share's examples, where functions take batches of one size alone.
+        topology: The folder of the judged run's trace.
+        optimizer: Whose gradients differ.
+        index: The step.
+        permutes: Whether rows may come in another order to measure noise.
+
+    Returns:
+        `members`, `terms` and `scale`; or `refused` with the reason.
+    """
+    import tensorflow as tf
+
+    one_device, trial = Trace(reference), Trace(topology)
+    numbers = [event["function"] for _, event in one_device.of("step") if event["optimizer"] == optimizer]
+    whole = Forward(reference, numbers[index], optimizer)
+    each = [step for _, step in sorted(trial.steps(optimizer)[index].items())]
+    shares = [rows_of(whole.function, step) for step in each]
+    weights = _weights_before(trial, index)
+    whole.go_to(weights)
+    small = whole if local is None else Forward(local, numbers[index], optimizer)
+    small.go_to(weights)
+    try:
+        if not all(map(small.function.fits, shares)):
+            raise NoAnswer("its function takes batches of one size alone")
+        noise, one = _Noise(whole, of_all(shares), permutes=permutes), whole.recorded(of_all(shares))
+        stored = [step.taped if whole.kind == "taped" else step.gradients for step in each]
+        names = [n for n in whole.variables if all(n in s and s[n].is_complete for s in stored)]
+        theirs = {n: np.sum([s[n].read().astype(float) for s in stored], axis=0) for n in names}
+        losses = [step.objective for step in each if step.objective is not None]
+        theirs |= {LOSS: np.array(sum(losses))} if len(losses) == len(each) else {}
+        experiments = _Experiments(Shares(whole, small, shares), noise, one, theirs)
+        return experiments.answer()
+    except NoAnswer as none:
+        return {"refused": str(none)}
+    except (tf.errors.OpError, ValueError, LookupError) as error:
+        return {"refused": str(error).strip()[:200]}
+
+
+def _weights_before(trace: Trace, index: int) -> dict[str, Array]:
+    """Return the variables before a step of all optimizers, as far as they were kept whole."""
+    initial = [variables for _, variables in sorted(trace.variables("initial").items())]
+    steps = [step for name in trace.optimizers for step in trace.steps(name)[max(0, index - 1) : index]]
+    before = [of_replica.weights for step in steps for _, of_replica in sorted(step.items())]
+    arrays = {name: v.array for values in reversed([*before, *initial]) for name, v in values.items() if v.array is not None}
+    return {name: array.read() for name, array in arrays.items() if array.is_complete}

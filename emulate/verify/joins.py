@@ -1,0 +1,96 @@
+"""Say what must see the whole batch in a step, as experiments have found it (`emulate/evaluate/joins.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Member:
+    """Describe a tensor of a step that replicas need from the whole batch.
+
+    Attributes:
+        name: That of its operation in the graph; of a mean, that of the mean.
+        operation: The type of the operation.
+        kind: What it is to the replicas' own values: `sum`, `maximum`, `minimum`, `rows` (those of all replicas), `number` (of
+            rows), `constant` (another one on a replica), `mean` (a sum and the number), or `other`.
+        value_alone: Whether no gradient need pass through it.
+        of_data: Whether it depends on no variable.
+        scales: Whether it multiplies or divides what examples have, and is not added to it.
+    """
+
+    name: str
+    operation: str
+    kind: str
+    value_alone: bool
+    of_data: bool
+    scales: bool
+
+
+@dataclass(frozen=True)
+class Joins:
+    """Hold the smallest set of tensors with which the replicas would have one device's gradient.
+
+    Attributes:
+        optimizer: Whose gradients are explained.
+        step: In which step.
+        members: The tensors, in the order of the forward pass.
+        terms: Terms of the loss that all replicas have, and that count once for each.
+        scale: By which number the replicas' gradients are larger besides.
+    """
+
+    optimizer: str
+    step: int
+    members: tuple[Member, ...]
+    terms: tuple[str, ...] = ()
+    scale: float = 1.0
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any], optimizer: str, step: int) -> Joins | None:
+        """Return what `find_joins` has found; None where it has no answer."""
+        if "refused" in found:
+            return None
+        members: dict[str, Member] = {}
+        for about in found["members"]:
+            member, name = Member(**about), about["name"]
+            if name in members and {member.kind, members[name].kind} == {"sum", "number"}:
+                own = next(one for one in (member, members[name]) if one.kind == "sum")
+                member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales)
+            members[name] = member
+        return cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
+
+    def without(self, layers: Collection[str]) -> Joins:
+        """Return what is left without the tensors of some layers."""
+        own = [one for one in self.members if not any(_is_of_layer(one.name, layer) for layer in layers)]
+        return Joins(self.optimizer, self.step, tuple(own), self.terms, self.scale)
+
+    @property
+    def numbers(self) -> Sequence[Member]:
+        """Return the numbers of examples by which a part of the loss is divided."""
+        return [one for one in self.members if one.kind == "number"]
+
+    @property
+    def normalizers(self) -> Sequence[Member]:
+        """Return what examples make, without the model, and other examples are divided by: counts, sums of weights."""
+        return [one for one in self._mixing if one.of_data and one.scales]
+
+    @property
+    def meetings(self) -> Sequence[Member]:
+        """Return everything else by which the loss of one example depends on others."""
+        return [one for one in self._mixing if not (one.of_data and one.scales)]
+
+    @property
+    def constants(self) -> Sequence[Member]:
+        """Return numbers that a replica has in another way than one device."""
+        return [one for one in self.members if one.kind == "constant"]
+
+    @property
+    def _mixing(self) -> Sequence[Member]:
+        return [one for one in self.members if one.kind not in ("number", "constant")]
+
+
+def _is_of_layer(name: str, layer: str) -> bool:
+    """Return whether a layer made an operation: a scope has the layer's name, with a number where it is entered again."""
+    return any(scope == layer or scope.rpartition("_")[0] == layer for scope in name.split("/"))
