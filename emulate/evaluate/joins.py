@@ -23,7 +23,6 @@ for all variables, where the gradient of a bias before BatchNormalization is rou
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,12 +97,14 @@ class Mixing:
     Attributes:
         values: What one device computes of the whole batch, by tensor.
         found: The tensors that mix examples, in the order of the forward pass.
+        shaped: Those of them that only take a shape of the share's own where what they take is of the whole batch.
     """
 
     def __init__(self, whole: Forward, shares: Sequence[Rows], local: Forward) -> None:
         import tensorflow as tf
 
         self.local, self._counts, self.found = local, [num_rows(rows) for rows in shares], list[str]()
+        self.shaped: set[str] = set()
         given = {whole.rows[key]: value for key, value in of_all(shares).items()}
         by_row = Layout(0, tuple(self._counts))
         self._layouts = {name: by_row if is_row(value, sum(self._counts)) else Layout() for name, value in given.items()}
@@ -121,12 +122,29 @@ class Mixing:
         for name in (name for name in nodes if name in depending):
             outputs = of_node.get(name, [])
             inputs = [i for i in dict.fromkeys(whole.inputs(name)) if i in self.values]
-            parts = [{i: self.layout(i).part(self.values[i], s) for i in inputs} for s in range(len(shares))]
-            made: list[list[Any]] | None = None
-            with contextlib.suppress(tf.errors.OpError, ValueError):  # a share's rows meet those of the whole batch
-                made = list(map(function_of(functools.partial(local.imported, fetched=outputs, nodes=[name]), parts[0]), parts))
-            self._look(name, outputs, made, takes_sizes=any(self.layout(i).own is not None for i in inputs))
+            sizes = [i for i in inputs if self.layout(i).own is not None]
+            before = len(self.found)
+            self._look(name, outputs, self._executed(outputs, inputs), takes_sizes=bool(sizes))
+            has_rows = any(self.layout(i).axis is not None for i in inputs)
+            if len(self.found) > before and sizes and has_rows:  # a share's own shape, given to rows of the whole batch?
+                del self.found[before:]
+                self._look(name, outputs, self._executed(outputs, inputs, alike=sizes), takes_sizes=True)
+                if len(self.found) == before:
+                    self.found += outputs
+                    self.shaped |= {*outputs}
         self._layouts |= dict.fromkeys(whole.own_sums, Layout())
+
+    def _executed(self, outputs: Sequence[str], inputs: Sequence[str], alike: Collection[str] = ()) -> list[list[Any]] | None:
+        """Return what an operation makes of each share's part of what it takes, but for inputs that are alike on all."""
+        import tensorflow as tf
+
+        layouts = {name: Layout() if name in alike else self.layout(name) for name in inputs}
+        parts = [{i: layouts[i].part(self.values[i], share) for i in inputs} for share in range(len(self._counts))]
+        nodes = list(dict.fromkeys(map(node_of, outputs)))
+        try:
+            return list(map(function_of(functools.partial(self.local.imported, fetched=outputs, nodes=nodes), parts[0]), parts))
+        except (tf.errors.OpError, ValueError):  # a share's rows meet those of the whole batch
+            return None
 
     def layout(self, name: str) -> Layout:
         """Return how a tensor is divided among the shares."""
@@ -367,9 +385,13 @@ class _Experiments:
             enough = next((some for some in fewer if self._is_enough(some, *theirs)), None)
             if enough is not None:
                 minimal, way = needed(enough, lambda some: self._is_enough(some, *theirs)), theirs
-        members = [self._member(name, is_value=self._passes_no_gradient(name, minimal, way)) for name in minimal[::-1]]
+        is_value = {name: self._passes_no_gradient(name, minimal, way) for name in minimal[::-1]}
+        named = {one: alone for name, alone in is_value.items() for one in self._mixing_behind(name)}
+        members = [self._member(name, is_value=alone) for name, alone in named.items()]
         is_repeated = way[1] and not self._is_once and not self._is_enough(minimal, way[0], once=False)
-        terms = [name for name in shares.same(minimal) if name not in minimal] if is_repeated else []
+        # What becomes the same on all shares only by a join counts once then: that is part of its fix.
+        unjoined = [name for name in shares.same(()) if shares.whole.before(name) & _readers(shares.whole)]
+        terms = [name for name in unjoined if name in shares.same(minimal)] if is_repeated else []
         return {
             "members": [*self._upstream_of(members), *members],
             "terms": [name.removesuffix(":0") for name in terms],
@@ -377,6 +399,21 @@ class _Experiments:
             "mixing": len(mixing.found),
             "evaluations": shares.evaluations,
         }
+
+    def _mixing_behind(self, name: str) -> list[str]:
+        """Return where rows meet that are only given another shape here; else the tensor itself."""
+        mixing, whole = self._shares.mixing, self._shares.whole
+        if name not in mixing.shaped:
+            return [name]
+        found, waiting, seen = list[str](), list(whole.inputs(node_of(name))), set[str]()
+        while waiting:
+            tensor = waiting.pop()
+            if tensor in mixing.found and tensor not in mixing.shaped:
+                found.append(tensor)
+            elif tensor in mixing.values and tensor not in seen and node_of(tensor) in whole.nodes:
+                waiting += whole.inputs(node_of(tensor))
+            seen.add(tensor)
+        return list(dict.fromkeys(found)) or [name]
 
     def _passes_no_gradient(self, name: str, minimal: Sequence[str], way: tuple[float, bool]) -> bool:
         return not is_float(self._shares.mixing.values[name]) or self._is_enough(minimal, *way, only=[name])

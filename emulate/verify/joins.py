@@ -55,8 +55,9 @@ class Joins:
         members: dict[str, Member] = {}
         for about in found["members"]:
             member, name = Member(**about), about["name"]
-            if name in members and {member.kind, members[name].kind} == {"sum", "number"}:
-                own = next(one for one in (member, members[name]) if one.kind == "sum")
+            pair = [member, members.get(name, member)]
+            if sum(one.kind == "number" for one in pair) == 1:  # of one mean
+                own = next(one for one in pair if one.kind != "number")
                 member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales)
             members[name] = member
         return cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
@@ -78,8 +79,8 @@ class Joins:
 
     @property
     def meetings(self) -> Sequence[Member]:
-        """Return everything else by which the loss of one example depends on others."""
-        return [one for one in self._mixing if not (one.of_data and one.scales)]
+        """Return everything else by which the loss of one example depends on others: first what depends on the model."""
+        return sorted((one for one in self._mixing if not (one.of_data and one.scales)), key=lambda one: one.of_data)
 
     @property
     def constants(self) -> Sequence[Member]:

@@ -27,7 +27,7 @@ def _search_clipping(case: Case) -> Sign | None:
         return None
     if not case.facts.clips:
         return _by_hand(case)
-    return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case)
+    return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case) or _by_hand(case)
 
 
 def _from_numbers(case: Case) -> Sign | None:

@@ -29,10 +29,10 @@ def explain_by_joins(case: Case, members: Sequence[Member]) -> str:
     if joins not in case.joined:
         case.joined.append(joins)
         rebase_on_any_replay(case, joins.step)
-    whats = [f"{_KINDS[member.kind]} ({_place(case, member)})" for member in members]
+    whats = list(dict.fromkeys(f"{_KINDS[member.kind]} ({_place(case, member)})" for member in members))
     alone = all(member.value_alone for member in members)
     others = [member for member in joins.members if member not in members]
-    with_others = "".join(f", and {_KINDS[one.kind]} ({_place(case, one)}) as on one device" for one in others)
+    with_others = "".join(dict.fromkeys(f", and {_KINDS[one.kind]} ({_place(case, one)}) as on one device" for one in others))
     return (
         f"in step {joins.step} the replicas' examples have the gradients of one device if each replica gets "
         f"{names_in_words(whats, 3)} of the whole batch{with_others}; "
