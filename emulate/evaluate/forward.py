@@ -93,9 +93,10 @@ class Forward:
                 found.add(node)
         return found
 
-    def before(self, tensor: str) -> set[str]:
-        """Return the nodes that a tensor is computed from."""
-        return set(self._in_order([tensor], set(self.rows.values())))
+    def before(self, tensor: str, *, with_sizes: bool = True) -> set[str]:
+        """Return the nodes that a tensor is computed from; without what only gives its shape, unless that counts, too."""
+        sizes = [] if with_sizes else [f"{node.name}:0" for node in self.nodes.values() if node.op in SIZES]
+        return set(self._in_order([tensor], {*self.rows.values(), *sizes}))
 
     def imported(self, given: Mapping[str, Any], fetched: Sequence[str], nodes: Collection[str] | None = None) -> list[Any]:
         """Return tensors, or operations, in the graph of the moment.
@@ -190,6 +191,7 @@ class Forward:
         self._graph.node.extend(made)
 
 
+SIZES = ("Shape", "ShapeN", "Size")
 TOTAL, NUMBER = "/total", "/number"
 """What follows the name of a mean in the names of its sum, and of what that is divided by."""
 

@@ -34,6 +34,7 @@ import numpy as np
 from emulate.evaluate.forward import (
     LOSS,
     NUMBER,
+    SIZES,
     TOTAL,
     Forward,
     Gradients,
@@ -97,6 +98,8 @@ class Mixing:
     Attributes:
         values: What one device computes of the whole batch, by tensor.
         found: The tensors that mix examples, in the order of the forward pass.
+        places: Of those of them that say where rows stand in a batch, which is another number in a share, the shares' own: what
+            takes rows from there is asked with these.
         shaped: Those of them that only take a shape of the share's own where what they take is of the whole batch.
     """
 
@@ -105,6 +108,7 @@ class Mixing:
 
         self.local, self._counts, self.found = local, [num_rows(rows) for rows in shares], list[str]()
         self.shaped: set[str] = set()
+        self.places: dict[str, Sequence[Any]] = {}
         given = {whole.rows[key]: value for key, value in of_all(shares).items()}
         by_row = Layout(0, tuple(self._counts))
         self._layouts = {name: by_row if is_row(value, sum(self._counts)) else Layout() for name, value in given.items()}
@@ -139,7 +143,10 @@ class Mixing:
         import tensorflow as tf
 
         layouts = {name: Layout() if name in alike else self.layout(name) for name in inputs}
-        parts = [{i: layouts[i].part(self.values[i], share) for i in inputs} for share in range(len(self._counts))]
+        parts = [
+            {i: self.places[i][share] if i in self.places else layouts[i].part(self.values[i], share) for i in inputs}
+            for share in range(len(self._counts))
+        ]
         nodes = list(dict.fromkeys(map(node_of, outputs)))
         try:
             return list(map(function_of(functools.partial(self.local.imported, fetched=outputs, nodes=nodes), parts[0]), parts))
@@ -151,11 +158,14 @@ class Mixing:
         return self._layouts.get(name, Layout())
 
     def _look(self, name: str, outputs: Sequence[str], made: Sequence[Sequence[Any]] | None, *, takes_sizes: bool) -> None:
-        is_size = takes_sizes or self.local.nodes[name].op in ("Shape", "ShapeN", "Size")
+        is_size = takes_sizes or self.local.nodes[name].op in SIZES
         for place, output in enumerate(outputs):
             own = None if made is None else [of_share[place] for of_share in made]
             self._layouts[output], commutes = self._divided(self.values[output], own, is_size=is_size)
             self.found += [] if commutes else [output]
+            is_divided = not commutes and own is not None and self._layouts[output].axis is not None
+            if is_divided and np.asarray(self.values[output]).dtype.kind in "iu":
+                self.places[output] = own or ()
 
     def _divided(self, value: Any, own: Sequence[Any] | None, *, is_size: bool) -> tuple[Layout, bool]:
         """Return how a result is divided, and whether its parts are what shares make of their parts."""
@@ -213,6 +223,7 @@ class Shares:
 
     def __init__(self, whole: Forward, local: Forward, shares: Sequence[Rows]) -> None:
         self.whole, self._local, self._shares = whole, local, shares
+        self.counts = [num_rows(rows) for rows in shares]
         self.mixing, self.evaluations = Mixing(whole, shares, local), 0
         values, tail = self.mixing.values, self._terms(set(), whole.after(set(whole.rows.values())))[1]
         ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *tail, *whole.objectives])
@@ -378,7 +389,9 @@ class _Experiments:
     def answer(self) -> dict[str, Any]:
         """Return what must be global, and what besides that the replicas' gradients have too often."""
         mixing, shares = self._shares.mixing, self._shares
-        minimal, way = needed(mixing.found[::-1], self._is_enough), (1.0, True)
+        every = mixing.found[::-1]
+        others = [name for name in every if name not in mixing.places]  # places in the whole batch are none in a share
+        minimal, way = needed(others if self._is_enough(others) else every, self._is_enough), (1.0, True)
         theirs = self.scale, self._is_once
         if theirs != way:  # what the program itself makes of the shares' losses may be right, and fewer tensors be needed
             fewer = [minimal, *([m for m in minimal if m != name] for name in minimal)]
@@ -424,7 +437,7 @@ class _Experiments:
         # A constant has no line of its own.
         whole = self._shares.whole
         shown = next(n for n in whole.order if name in whole.inputs(n)) if kind == "constant" else name.removesuffix(":0")
-        of_variables = self._shares.whole.before(name) & _readers(self._shares.whole)
+        of_variables = whole.before(name, with_sizes=False) & _readers(whole)
         return {
             "name": shown.removesuffix(TOTAL).removesuffix(NUMBER),
             "operation": node.op,
@@ -444,10 +457,15 @@ class _Experiments:
         own = self._shares.own_values(name)
         if any(np.shape(of_share) != np.shape(value) for of_share in own):
             return "other"
-        if node.name.endswith(NUMBER) or (node.op == "Cast" and not np.ndim(value)):
+        if not np.ndim(value) and self._counts_examples(value, own):
             return "number"
-        ways = (("sum", np.sum), ("maximum", np.max), ("minimum", np.min))
+        ways = (("count" if node.op == "Cast" else "sum", np.sum), ("maximum", np.max), ("minimum", np.min))
         return next((kind for kind, combine in ways if _is_equal(combine(own, axis=0), value)), "other")
+
+    def _counts_examples(self, value: Any, own: Sequence[Any]) -> bool:
+        """Return whether a number is the same multiple of the examples in the batch and in each share."""
+        counts = self._shares.counts
+        return all(np.isclose(float(of_share) * sum(counts), float(value) * n) for of_share, n in zip(own, counts, strict=True))
 
     def _upstream_of(self, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return what members are computed from that mixes too, where their own values do not combine to the whole batch's."""

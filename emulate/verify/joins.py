@@ -14,8 +14,9 @@ class Member:
     Attributes:
         name: That of its operation in the graph; of a mean, that of the mean.
         operation: The type of the operation.
-        kind: What it is to the replicas' own values: `sum`, `maximum`, `minimum`, `rows` (those of all replicas), `number` (of
-            rows), `constant` (another one on a replica), `mean` (a sum and the number), or `other`.
+        kind: What it is to the replicas' own values: `sum`, `count` (of what has been chosen from the examples), `maximum`,
+            `minimum`, `rows` (those of all replicas), `number` (of the examples), `constant` (another one on a replica), `mean`
+            (a sum, and what divides it), or `other`.
         value_alone: Whether no gradient need pass through it.
         of_data: Whether it depends on no variable.
         scales: Whether it multiplies or divides what examples have, and is not added to it.
@@ -56,8 +57,9 @@ class Joins:
         for about in found["members"]:
             member, name = Member(**about), about["name"]
             pair = [member, members.get(name, member)]
-            if sum(one.kind == "number" for one in pair) == 1:  # of one mean
-                own = next(one for one in pair if one.kind != "number")
+            are_divisors = [one.kind in ("number", "count") for one in pair]
+            if sum(are_divisors) == 1:  # of one mean
+                own = pair[are_divisors.index(False)]
                 member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales)
             members[name] = member
         return cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])

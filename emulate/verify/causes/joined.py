@@ -12,6 +12,7 @@ from emulate.verify.lines import Blame, located, making
 
 _KINDS = {
     "sum": "the sum",
+    "count": "the count",
     "mean": "the mean",
     "number": "the number of examples",
     "maximum": "the maximum",
