@@ -238,36 +238,6 @@ def _simplest(views: Sequence[GradientView], blank: Fit, shares: Mapping[int, fl
     return next((fit for model in models if (fit := model()) is not None), None)
 
 
-def fit_parts(comparison: Comparison) -> dict[str, Fit]:
-    """Return the model of each tensor by itself, for the first step whose gradients differ.
-
-    A loss has several parts where a tensor that only one of them reaches (a head) has a model and another has none.
-
-    Args:
-        comparison: Two runs.
-
-    Returns:
-        By tensor one wrong factor, the number of replicas or one over it, or another weight for each replica. Tensors that
-        agree, and those that no model fits, are left out.
-    """
-    parts: dict[str, Fit] = {}
-    for optimizer, step in dirty_steps(comparison)[:1]:
-        views = [view for view in comparison.views(optimizer, step) if np.isfinite(view.residual).all()]
-        for view in views:
-            if _ratio(view.residual, view, 1.0) > FACTOR:
-                blank = Fit(optimizer, step, before=norm(view.residual) / (norm(view.reference) or 1.0))
-                fit = _round_scale(view, blank) or _weighted([view], blank)
-                parts.update({view.tensor: fit} if fit is not None else {})
-    return parts
-
-
-def _round_scale(view: GradientView, blank: Fit) -> Fit | None:
-    fit = _scale([view], blank)
-    replicas = len(view.locals)
-    is_round = fit is not None and any(abs(fit.scale / round_one - 1) < ROUND for round_one in (replicas, 1 / replicas))
-    return fit if fit is not None and is_round and fit.elements >= INFORMATIVE else None
-
-
 def _row_shares(step: StepOfAll) -> dict[int, float]:
     """Return b_r * N / B of each replica; empty if row counts are unknown or equal."""
     counts = {replica: len(local.rows) for replica, local in step.items() if local.rows is not None}

@@ -9,7 +9,7 @@ from functools import cached_property
 from emulate.recorder import SYNCHRONIZED
 from emulate.told import Told, told
 from emulate.trace import Facts, Trace, Variable
-from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
+from emulate.verify.arithmetic import Explanation, Fit, explain
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
 from emulate.verify.compared_runs import complete
 from emulate.verify.joins import Joins
@@ -163,7 +163,6 @@ class Case:
         self._comparison: Comparison | None = None
         # Invariant: set once, and only after the comparison; then changed by `rebase` alone, which forgets the two below.
         self._base: Comparison | None = None
-        self._both_switched: Comparison | None = None
         self._explanation: Explanation | None = None
         self._explained: list[Callable[[Point], bool]] = []
         # Invariant: a subset of what was ever explained; what is set aside stays so when the base changes.
@@ -207,11 +206,6 @@ class Case:
                 return BY_SHARE, by_share
         synchronized = self.switch(SYNCHRONIZED)
         return (SYNCHRONIZED, synchronized) if synchronized is not None and synchronized.points else None
-
-    @cached_property
-    def parts(self) -> dict[str, Fit]:
-        """Return the model of each tensor's gradient, for the original runs or with the found causes switched off."""
-        return fit_parts(self._both_switched or self.comparison)
 
     def repeat(self) -> Trace | None:
         """Run the unchanged reference once more; return None where that run did not end well."""
@@ -324,7 +318,7 @@ class Case:
         """Judge the arithmetic on this comparison from now on; what is switched off for it stays so in what is run again."""
         self._base, self._explanation = comparison, None
         if switch is not None:
-            self._kept, self._both_switched = (*self._kept, switch), comparison
+            self._kept = (*self._kept, switch)
         self._explained.clear()
 
     def without(self, switch: str) -> bool:

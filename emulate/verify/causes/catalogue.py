@@ -237,17 +237,4 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
             depends_on_replicas.STATIC_SPLIT.code
         ):  # it is that tensor's rows that a row depends on, not those of its batch
             case.found[:] = [finding for finding in case.found if finding.code != local_batches.IN_BATCH_NEGATIVES.code]
-    elif _is_of_a_gradient(case):  # or of wrong parts of the loss: a tensor that other parts also reach is a mixture
-        unexplained = case.found[-1]
-        for cause in (loss_scaling.LOSS_SCALING, local_batches.LOCAL_NORMALIZATION):
-            add(cause.look_behind(case))
-        if case.found[-1] is not unexplained and not case.found[-1].allowed:
-            case.found.remove(unexplained)
     return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == local_batches.IN_BATCH_NEGATIVES.code)))
-
-
-def _is_of_a_gradient(case: Case) -> bool:
-    """Return whether a gradient is unexplained, in a batch equal to that of one device."""
-    first = case.comparison.first
-    is_last = bool(case.found) and case.found[-1].code == UNEXPLAINED.code
-    return is_last and first is not None and first.kind == "gradient" and not (case.ledger and case.ledger.grows)

@@ -15,7 +15,7 @@ from emulate.recorder import CENTERED, SYNCHRONIZED
 from emulate.told import told
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers, steps_in_words
+from emulate.verify.causes.cause import GENERAL, Cause, Sign, numbers, steps_in_words
 from emulate.verify.causes.joined import explain_by_joins, lines_of
 from emulate.verify.causes.sequential_replay import rebase_on_replay
 from emulate.verify.compare import Comparison, Point
@@ -120,29 +120,6 @@ def _fix_of_count(case: Case) -> Sequence[str] | None:
     return [GENERAL, _COMPILED] if case.facts.compiled else None
 
 
-def _search_behind(case: Case) -> Sign | None:
-    """Check for a part of the loss where no other part reaches: a tensor whose gradient needs a weight for each replica."""
-    parts = {name: fit for name, fit in case.parts.items() if _is_apart(fit) and case.are_counts(fit)}
-    if not parts:
-        return None
-    fit = max(parts.values(), key=lambda part: part.before)
-    shares = numbers([f"{share:.3f}" for _, share in sorted(fit.shares.items())])
-    return Sign(
-        "Each replica divides a part of its loss by its own count instead of the count over all replicas.",
-        f"For {names_in_words(list(parts))} the sum of the replicas' gradients is up to {100 * fit.before:.3g}% off (L2) "
-        f"in step {fit.step}; with the replicas weighted by {shares} the remaining error is "
-        f"{max(part.after for part in parts.values()):.1f}x "
-        "the noise floor; variables that other parts of the loss reach too have no such weights",
-        _fix_of_count(case),
-    )
-
-
-def _is_apart(fit: Fit) -> bool:
-    """Return whether replicas have different weights: one weight for all has another cause (a norm of all gradients)."""
-    return bool(fit.shares) and max(fit.shares.values()) - min(fit.shares.values()) > _WEIGHTS_APART
-
-
-_WEIGHTS_APART = 3e-3
 _OF_ALL = "If the loss is a function of the whole batch"
 _COMPILED = "With Keras compile"
 _OF_FIT = "With Keras fit"
@@ -155,9 +132,7 @@ UNEVEN_BATCH = Cause(
     "uneven-batch", _search_uneven, blame=(operations("loss", "mean", "scale", "ratio"), made("examples", "batch"))
 )
 
-LOCAL_NORMALIZATION = Cause(
-    "local-normalization", _search_weighted, behind=_search_behind, blame=(operations("loss", "count", "mean", "ratio"),)
-)
+LOCAL_NORMALIZATION = Cause("local-normalization", _search_weighted, blame=(operations("loss", "count", "mean", "ratio"),))
 
 
 def _is_padded_otherwise(case: Case, optimizer: str, step: int) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, steps_in_words
 from emulate.verify.causes.joined import explain_by_joins, lines_of
-from emulate.verify.causes.sequential_replay import REPLAY, explains_a_sum, rebase_on_replay
+from emulate.verify.causes.sequential_replay import rebase_on_replay
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import aligned, names_of, norm, objective, weight_of, weights_before
@@ -115,8 +113,6 @@ _TOO_SMALL = "If the gradients are too small"
 _FEWEST = 3
 """Steps it takes to believe that replicas have one loss."""
 _ROUND_OF_16_BITS = 1e-2
-_ALIKE, _ABOUT = 0.8, 0.2
-"""Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
 """Fraction of a step: below this distance the weights hide a factor."""
 
@@ -152,7 +148,7 @@ def _search_scaling(case: Case) -> Sign | None:
     if not fits and case.joins is not None:
         return _beside_joins(case, case.joins)
     if not fits:
-        return _about(case) or _drowned(case)
+        return _drowned(case)
     scale = fits[0].scale
     mixed = any(fit.decay or fit.shares for fit in fits)
     off = {p.step: p.measure.error for p in case.base.objectives if p.measure.key.optimizer in {fit.optimizer for fit in fits}}
@@ -223,35 +219,8 @@ def _beside_joins(case: Case, joins: Joins) -> Sign | None:
         return None
     words, _ = _describe(case, joins.scale)
     how = explain_by_joins(case, joins.members)
-    return Sign(f"Every gradient is {words}.", f"After dividing by {as_factor(joins.scale)}: {how}", _fix(case, joins.scale))
-
-
-def _about(case: Case) -> Sign | None:
-    """Check for the number of replicas as a factor beside a dependence between examples, so that no factor is exact."""
-    first = case.base.first_step("gradient")
-    optimizer = next((name for name, step in case.explain_gradients().unexplained if step == first), None)
-    losses = [point for point in case.base.objectives if point.step == first]
-    if first is None or optimizer is None or (losses and not any(point.exceeds for point in losses)):
-        return None
-    views = case.base.views(optimizer, first)
-    both = sum(float(np.dot(view.total, view.reference)) for view in views)
-    sizes = [sum(norm(value) ** 2 for value in arrays) for arrays in ([v.total for v in views], [v.reference for v in views])]
-    if not all(sizes) or both / np.sqrt(sizes[0] * sizes[1]) < _ALIKE:
-        return None
-    factor = both / sizes[1]
-    if abs(factor / case.num_replicas - 1) > _ABOUT or not explains_a_sum(case, first):
-        return None
-    return Sign(
-        (
-            f"Every gradient is about {case.num_replicas}x too large: each replica divides its loss by its own "
-            f"examples, and the gradients of {case.num_replicas} replicas are summed."
-        ),
-        (
-            f"In step {first} the sum of the replicas' gradients has the direction of one device's gradient and is "
-            f"{factor:.2f}x as long; {REPLAY} has the same sum (the loss of one example depends on others)"
-        ),
-        _OF_ONE_NUMBER,
-    )
+    fix = _OF_ONE_NUMBER if joins.meetings and joins.scale > 1 else _fix(case, joins.scale)
+    return Sign(f"Every gradient is {words}.", f"After dividing by {as_factor(joins.scale)}: {how}", fix)
 
 
 def _drowned(case: Case) -> Sign | None:
@@ -270,22 +239,6 @@ def _drowned(case: Case) -> Sign | None:
         f"The loss of step {first} is {m.in_print[0]}, summed over the replicas, and {m.in_print[1]} on one "
         f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
         "rounding error to show it",
-    )
-
-
-def _behind(case: Case) -> Sign | None:
-    """Check for a part of the loss with the factor: seen in gradients that no other part reaches."""
-    parts = {name: fit for name, fit in case.parts.items() if not fit.shares}
-    if not parts:
-        return None
-    fit = max(parts.values(), key=lambda part: part.elements)
-    words, _ = _describe(case, fit.scale)
-    return Sign(
-        f"The gradient of a part of the loss is {words}.",
-        f"sum of the replicas' gradients / gradient of one device = {as_factor(fit.scale)} for "
-        f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
-        f"{max(part.after for part in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
-        "reach too have no such factor",
     )
 
 
@@ -354,7 +307,7 @@ def _search_twice(case: Case) -> Sign | None:
     )
 
 
-LOSS_SCALING = Cause("loss-scaling", _search_scaling, behind=_behind, blame=(operations("loss", "mean", "scale"),))
+LOSS_SCALING = Cause("loss-scaling", _search_scaling, blame=(operations("loss", "mean", "scale"),))
 
 LOSS_SCALING_OF_A_PART = Cause("loss-scaling", _search_part, blame=(operations("loss", "mean", "scale"),))
 

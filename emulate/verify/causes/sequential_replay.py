@@ -178,18 +178,6 @@ def _first_out(case: Case, step: int) -> str:
     )
 
 
-def explains_a_sum(case: Case, step: int) -> bool:
-    """Return whether one device on one replica's examples after the other, with summed gradients, explains a step.
-
-    Not where it does not matter which rows are together: then no row's loss depends on another row.
-    """
-    if not is_possible(case):
-        return False
-    ways = itertools.product(_SUMS, _of_first_alone(case))
-    way = next((way for way in ways if explains_up_to(_apart(case, way[0], step, way[1]), step, case.base)), None)
-    return way is not None and not _explains(case, f"{way[0]}-regrouped", step, way[1])
-
-
 def _agreement(again: Comparison, *, has_reports: bool) -> str:
     if again.is_equivalent_but_for_kinks:
         return "agrees in everything" if has_reports else "has the same gradients and weights"

@@ -164,29 +164,6 @@ def test_what_differs_besides_from_a_later_step_on_is_told(folder: Folder) -> No
     assert "w differs from step 2 on" in found.causes[1].evidence
 
 
-def test_rows_that_couple_do_not_hide_that_the_gradients_are_as_many_times_too_large_as_there_are_replicas(
-    folder: Folder,
-) -> None:
-    parts = WHOLE[:, None] + np.float32(0.3) * PARTS  # each replica's mean is much like that of the whole batch
-    again = Rerun(trained(folder, parts.sum(axis=1, keepdims=True), 4.0), trained(folder, parts, 4.0))
-    case = case_of(
-        trained(folder, WHOLE[:, None]), again.topology, rerun=lambda asked: again if asked == "replicas-summed" else None
-    )
-    found = judge(case)
-    assert codes(found) == ["loss-scaling", "in-batch-negatives"]
-    assert "about 4x too large" in found.causes[0].summary
-
-
-def test_gradients_that_grow_where_the_loss_agrees_are_not_said_to_be_of_a_loss_that_is_divided_wrong(folder: Folder) -> None:
-    parts = WHOLE[:, None] + np.float32(0.3) * PARTS  # what a program adds to the gradients themselves
-    sums = parts.sum(axis=1, keepdims=True)
-    again = Rerun(trained(folder, sums, 1.0), trained(folder, parts, 1.0))
-    case = case_of(
-        trained(folder, WHOLE[:, None]), again.topology, rerun=lambda asked: again if asked == "replicas-summed" else None
-    )
-    assert "loss-scaling" not in codes(judge(case))
-
-
 def test_what_one_device_reports_of_one_replica_after_the_other_is_not_compared(folder: Folder) -> None:
     topology = trained(folder, PARTS, 1.3, reported=0.7)
     again = Rerun(trained(folder, PARTS.sum(axis=1, keepdims=True), 1.3, reported=2.8), topology)
