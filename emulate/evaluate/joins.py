@@ -402,13 +402,15 @@ class _Experiments:
         named = {one: alone for name, alone in is_value.items() for one in self._mixing_behind(name)}
         members = [self._member(name, is_value=alone) for name, alone in named.items()]
         is_repeated = way[1] and not self._is_once and not self._is_enough(minimal, way[0], once=False)
-        # What becomes the same on all shares only by a join counts once then: that is part of its fix.
+        # What becomes the same on all shares only by a join counts once then. Where the program divides it by the number of
+        # replicas, one device's number is among the members; where not, it is too large by that number.
         unjoined = [name for name in shares.same(()) if shares.whole.before(name) & _readers(shares.whole)]
         terms = [name for name in unjoined if name in shares.same(minimal)] if is_repeated else []
+        is_too_large = is_repeated and not unjoined and not any(member["kind"] == "constant" for member in members)
         return {
             "members": [*self._upstream_of(members), *members],
             "terms": [name.removesuffix(":0") for name in terms],
-            "scale": 1.0 if way[0] == self.scale else self.scale,
+            "scale": float(len(shares.counts)) if is_too_large else 1.0 if way[0] == self.scale else self.scale,
             "mixing": len(mixing.found),
             "evaluations": shares.evaluations,
         }

@@ -220,7 +220,7 @@ def _beside_joins(case: Case, joins: Joins) -> Sign | None:
     words, _ = _describe(case, joins.scale)
     how = explain_by_joins(case, joins.members)
     fix = _OF_ONE_NUMBER if joins.meetings and joins.scale > 1 else _fix(case, joins.scale)
-    return Sign(f"Every gradient is {words}.", f"After dividing by {as_factor(joins.scale)}: {how}", fix)
+    return Sign(f"Beside what must see the whole batch, every gradient is {words}.", f"After dividing by it, {how}", fix)
 
 
 def _drowned(case: Case) -> Sign | None:
