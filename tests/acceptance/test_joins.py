@@ -1,0 +1,91 @@
+"""What must see the whole batch is named with its line, and the fix that is printed for it mends the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import emulate
+from emulate.cluster import Preload
+from emulate.report import render
+
+PROGRAM = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+draw = np.random.default_rng(37)
+x = draw.normal(size=(96, 10)).astype("float32")
+y = (x[:, :3] + 0.5 * draw.normal(size=(96, 3)) > 0).astype("float32")
+known = (draw.random((96, 3)) < (0.9, 0.5, 0.3)).astype("float32")
+known[::3] = 1.0
+data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y, known)).batch(16{options}))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+def step(x, y, known):
+    context, SUM = tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(y, model(x, training=True))
+{loss}
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+@tf.function
+def train(batch):
+    return strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)
+for batch in data:
+    print(float(train(batch)))
+"""
+PER_TASK = """
+        counts = {whole}tf.reduce_sum(known, axis=0){end}
+        loss = tf.reduce_sum(losses * known / counts){divided}
+"""
+PLUS_ONE = """
+        counts = {whole}tf.reduce_sum(known){end} + 1.0
+        loss = tf.reduce_sum(losses * known) / counts{divided}
+"""
+LARGEST = """
+        largest = tf.reduce_max({whole}tf.reduce_max(losses)[None]{end})
+        loss = tf.reduce_sum(losses) / tf.stop_gradient(largest) / 16
+"""
+OVERLAP = """
+        guess = tf.sigmoid(model(x, training=True))
+        both = {whole}tf.reduce_sum(y * guess){end}
+        either = {whole}tf.reduce_sum(y + guess){end}
+        loss = (1 - 2 * both / either) / strategy.num_replicas_in_sync
+"""
+OF_REPLICA = {"whole": "", "end": "", "divided": " / strategy.num_replicas_in_sync"}
+SUMMED = {"whole": "context.all_reduce(SUM, ", "end": ")", "divided": ""}
+GATHERED = {"whole": "context.all_gather(", "end": ", axis=0)"}
+CASES = {
+    "a count for each task": (PER_TASK, SUMMED, "local-normalization", "counts"),
+    "a count plus one": (PLUS_ONE, SUMMED, "local-normalization", "counts"),
+    "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
+    "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
+}
+FIXED_BATCH = ", drop_remainder=True"
+
+
+def _verdict(path: Path, loss: str, preload: Preload, **options: str) -> emulate.Verdict:
+    path.write_text(PROGRAM.format(loss=loss.strip("\n"), options=options.get("options", "")))
+    return emulate.verify(path, "1x2", steps=4, preload=preload)
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, "") for name in CASES), ("a count for each task", FIXED_BATCH)])
+def test_what_must_see_the_whole_batch_is_named_with_its_line(
+    name: str, options: str, preload: Preload, tmp_path: Path
+) -> None:
+    loss, _, code, variable = CASES[name]
+    verdict = _verdict(tmp_path / "train.py", loss.format(**OF_REPLICA), preload, options=options)
+    (cause,) = verdict.runs[0].causes
+    assert cause.code == code, render(verdict)
+    assert cause.locations[0].text.startswith(f"{variable} = "), render(verdict)
+    assert "of the whole batch" in cause.evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_fix_for_what_must_see_the_whole_batch_mends_the_program(name: str, preload: Preload, tmp_path: Path) -> None:
+    loss, fix, *_ = CASES[name]
+    verdict = _verdict(tmp_path / "train.py", loss.format(**fix), preload)
+    assert verdict.runs[0].verdict == "equivalent", render(verdict)
