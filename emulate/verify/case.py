@@ -382,13 +382,25 @@ class Case:
 
     def _find_joins(self, kept: Sequence[str]) -> Joins | None:
         explanation, first = self.explain_gradients(), self.base.first_step("gradient")
-        open_ones = [*explanation.unexplained, *((fit.optimizer, fit.step) for fit in explanation.weighted)]
-        if first is None or self.num_replicas < 2:
+        if first is None or self.num_replicas < 2 or self._gives_other_gradients(kept):
             return None
-        of_first = (name for name, step in open_ones if step == first)
-        found = next((joins for name in of_first if (joins := self.lab.find_joins(self.pair, kept, name, first))), None)
+        counted = {fit.optimizer for fit in explanation.weighted if fit.step == first and self.are_counts(fit)}
+        weighted = ((fit.optimizer, fit.step) for fit in explanation.weighted)
         layers = {tensor.split("/")[-2] for tensor in self.facts.batchnorm if "/" in tensor}
-        return None if found is None else found.without(layers)
+        for name, step in (*explanation.unexplained, *weighted):
+            if step == first:
+                # Where a count for each replica explains the gradients already, experiments are made if they cost no start.
+                may_start = name not in counted
+                found = self.lab.find_joins(self.pair, kept, name, first, may_start=may_start)
+                if found is not None:
+                    return found.without(layers)
+        return None
+
+    def _gives_other_gradients(self, kept: Sequence[str]) -> bool:
+        """Return whether the program clips what its tapes give by itself, and only what it makes of that is known."""
+        clips = bool(self.facts.clipped_by) and "no-clipping" not in kept
+        steps = (step for name in self.topology.optimizers for step in complete(self.topology, name)[:1])
+        return clips and not any(local.taped for step in steps for local in step.values())
 
     def left(self) -> list[Point]:
         """Return the differences of the base that neither the arithmetic nor its consequences explain."""

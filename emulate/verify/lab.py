@@ -276,7 +276,9 @@ class Lab(Recorded):
             return pair.topology
         return trace_of(self.run_topology(pair.run.topology, replace(both, replay=None, follow=None)))
 
-    def find_joins(self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int) -> Joins | None:
+    def find_joins(
+        self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int, *, may_start: bool = True
+    ) -> Joins | None:
         """Find what must see the whole batch in a step; None where its function cannot be evaluated, or nothing is found."""
         topology = self._topology_switched(pair, asked)
         if topology is None:
@@ -288,6 +290,8 @@ class Lab(Recorded):
         told = Replay(topology.directory, number, summed=True, told=number)
         local = None
         if not _fits(source, told):
+            if not may_start:
+                return None
             local = trace_of(self.run_reference(replace(alone, replay=told.of_a_share)))
             if local is None or refusal(local) is not None:
                 return None

@@ -84,7 +84,9 @@ class Recorded:
         """Compare both sides with suspects switched off, or the reference on other rows; None where that cannot be run."""
         return None
 
-    def find_joins(self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int) -> Joins | None:
+    def find_joins(
+        self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int, *, may_start: bool = True
+    ) -> Joins | None:
         """Return what must see the whole batch in a step; None where that cannot be tried."""
         return None
 

@@ -30,6 +30,13 @@ def explain_by_joins(case: Case, members: Sequence[Member]) -> str:
     if joins not in case.joined:
         case.joined.append(joins)
         rebase_on_any_replay(case, joins.step)
+    return said_by_joins(case, members)
+
+
+def said_by_joins(case: Case, members: Sequence[Member]) -> str:
+    """Return what experiments say of some members, in words."""
+    joins = case.joins
+    assert joins is not None
     whats = list(dict.fromkeys(f"{_KINDS[member.kind]} ({_place(case, member)})" for member in members))
     alone = all(member.value_alone for member in members)
     others = [member for member in joins.members if member not in members]

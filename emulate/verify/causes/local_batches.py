@@ -16,7 +16,7 @@ from emulate.told import told
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, numbers, steps_in_words
-from emulate.verify.causes.joined import explain_by_joins, lines_of
+from emulate.verify.causes.joined import explain_by_joins, lines_of, said_by_joins
 from emulate.verify.causes.sequential_replay import rebase_on_replay
 from emulate.verify.compare import Comparison, Point
 from emulate.verify.compared_runs import complete
@@ -90,11 +90,16 @@ def _search_weighted(case: Case) -> Sign | None:
 
 
 def _sign_of_normalizers(case: Case, fits: Sequence[Fit], normalizers: Sequence[Member]) -> Sign | None:
-    if not normalizers:
+    if not normalizers or case.joins is None:
         return None
-    how = explain_by_joins(case, normalizers)
     kinds = {member.kind for member in normalizers}
     are_counts = bool(fits) and case.are_counts(fits[0])
+    is_all = len(normalizers) + len(case.joins.constants) == len(case.joins.members)
+    if are_counts and is_all:
+        how = said_by_joins(case, normalizers)
+        case.explain_fits(fits)
+    else:
+        how = explain_by_joins(case, normalizers)
     if are_counts:
         shares = numbers([f"{share:.3f}" for _, share in sorted(fits[0].shares.items())])
         how = f"the replicas' gradients need the weights {shares}; {how}"
