@@ -81,6 +81,7 @@ def _disagreement(apart: Mapping[str, tuple[tuple[str, ...], ...]], step: int, o
     return Disagreement(tensor, step, optimizer, apart[tensor], len(apart))
 
 
+_UPDATED = "the updates before it are others"
 _ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 _BY_SOME_INPUTS = told("examples-by-some-inputs")(
     "gpudist identifies examples only by {} of the step: the other inputs differ, as padding does, or values that the program "
@@ -449,8 +450,13 @@ class Case:
 
         def is_explained(point: Point) -> bool:
             is_of_update = point.measure.key.kind in ("weight", "variable", "final-weight")
-            return point.step >= step and (is_of_update or (point.step > step and not follows))
+            # What is averaged over an epoch is reported by a run that makes the updates itself.
+            return point.step >= step and (is_of_update or point.is_late or (point.step > step and not follows))
 
+        if any(point.is_late and is_explained(point) for point in self.base.exceeding):
+            self.unreachable.append(
+                told("later-steps")(f"what is reported over several steps, from step {step} on: {_UPDATED}")
+            )
         self.explain(is_explained)
 
     def cut(self, step: int, why: str, *, at: Sequence[str] = ()) -> None:

@@ -118,6 +118,11 @@ class Point:
         return self.measure.step if self.measure.at is None else self.measure.at
 
     @property
+    def is_late(self) -> bool:
+        """Return whether it is reported once in many steps."""
+        return self.measure.at not in (None, self.measure.step)
+
+    @property
     def factor(self) -> float:
         """Return the differing element as a multiple of the reference's."""
         ours, theirs = self.measure.value, self.measure.reference_value
@@ -226,8 +231,9 @@ class Comparison:
         Rounding moves weights that no gradient depends on (a bias before BatchNormalization), and examples over the threshold
         of a metric. Evaluated noise runs do not have such numbers, so their floor is only estimated.
         """
-        are_late = [point.measure.at not in (None, point.measure.step) for point in self.exceeding]
-        return any(are_late) and all(point.measure.key.kind in REPORTED for point in self.exceeding)
+        return any(point.is_late for point in self.exceeding) and all(
+            point.measure.key.kind in REPORTED for point in self.exceeding
+        )
 
     def kinds(self) -> set[str]:
         """Return the kinds of which numbers were compared; an objective counts as a loss."""

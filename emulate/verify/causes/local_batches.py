@@ -56,7 +56,8 @@ def _examples_of_replicas(case: Case, fit: Fit) -> list[int]:
 
 
 def _search_weighted(case: Case) -> Sign | None:
-    fits = case.explain_gradients().weighted
+    uneven = case.ledger.uneven if case.ledger is not None and case.has("uneven-batch") else ()
+    fits = [fit for fit in case.explain_gradients().weighted if fit.step not in uneven]  # where the rows have other weights
     if case.joins is not None:
         return _sign_of_normalizers(case, fits, case.joins.normalizers)
     if not fits or (case.has("clip-before-reduce") and not case.without("no-clipping")):
