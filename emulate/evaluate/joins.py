@@ -325,9 +325,13 @@ class _Noise:
             for name, g in own.items():
                 self._floor[name] = max(self._floor[name], _FACTOR * float(np.linalg.norm(moved[name] - g)))
 
-    def apart(self, ours: Gradients, theirs: Gradients, c: float = 1.0) -> float:
+    def apart(self, ours: Gradients, theirs: Gradients) -> float:
         """Return the largest distance of a variable's gradients: they differ from 1 on."""
-        return float(max(np.linalg.norm(c * ours[name] - g) / self._floor[name] for name, g in theirs.items()))
+        return float(max(np.linalg.norm(ours[name] - g) / self._floor[name] for name, g in theirs.items()))
+
+    def in_units(self, gradients: Gradients) -> Array:
+        """Return all elements in a row, each in the noise of its variable."""
+        return np.concatenate([np.ravel(value) / self._floor[name] for name, value in gradients.items()])
 
 
 def needed(candidates: Sequence[str], is_enough: Callable[[Collection[str]], bool]) -> list[str]:
@@ -343,6 +347,27 @@ def needed(candidates: Sequence[str], is_enough: Callable[[Collection[str]], boo
 
     leave_out(candidates)
     return kept
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Say how a gradient is made of the shares'.
+
+    Attributes:
+        scale: By what number, where terms that are the same on all shares count once.
+        repeated: By what number these count more often, as the shares compute them.
+    """
+
+    scale: float
+    repeated: float
+
+    def of(self, once: Gradients, more: Gradients) -> Gradients:
+        """Return the gradient, from that with such terms once, and from what they add besides."""
+        return {name: self.scale * value + self.repeated * more.get(name, 0.0) for name, value in once.items()}
+
+
+def _less(gradients: Gradients, others: Gradients) -> Gradients:
+    return {name: value - others[name] for name, value in gradients.items()}
 
 
 class _Experiments:
@@ -363,54 +388,60 @@ class _Experiments:
             raise NoAnswer("the forward pass, derived again, does not give the gradient that was recorded")
         if noise.apart(shares.total(mixing.found), one) > 1:
             raise NoAnswer("the shares do not give one device's gradient with everything from the whole batch")
-        self._is_once, self.scale = self._topologys_way(theirs)
+        self._topologys = self._way_of(theirs)
 
-    def _topologys_way(self, theirs: Gradients) -> tuple[bool, float]:
-        """Return whether the topology counts a term once that all shares have, and by what number its gradient is larger."""
-        ways = []
-        for once in (False, True):
-            made = self._shares.total([], once=once)
-            square = sum(float(np.sum(made[name] ** 2)) for name in theirs)
-            c = sum(float(np.sum(theirs[name] * made[name])) for name in theirs) / (square or 1.0)
-            ways.append((self._noise.apart(made, theirs, c), once, 1.0 if abs(c - 1) < _COMMUTES else c))
-        left, once, c = ways[0] if ways[0][0] <= 1 else min(ways)
-        if left > 1:
+    def _way_of(self, theirs: Gradients) -> _Way:
+        """Return how the topology's gradients are made of the shares' without joins."""
+        once = self._shares.total([])
+        more = _less(self._shares.total([], once=False), once)
+        columns = [once, *([more] if self._noise.apart(more, dict.fromkeys(theirs, 0.0)) > 1 else [])]
+        weighted = [self._noise.in_units({name: column[name] for name in theirs}) for column in columns]
+        found, *_ = np.linalg.lstsq(np.stack(weighted, axis=1), self._noise.in_units(theirs), rcond=None)
+        factors = [1.0 if abs(factor - 1) < _COMMUTES else float(factor) for factor in found]
+        way = _Way(factors[0], factors[1] if len(factors) > 1 else 0.0)
+        if self._noise.apart(way.of(once, more), theirs) > 1:
             raise NoAnswer("something besides mixing stands between the replicas' gradients and one device's")
-        return once, c
+        return way
 
-    def _is_enough(self, some: Collection[str], c: float = 1.0, once: bool = True, only: Sequence[str] = ()) -> bool:
+    def _is_enough(self, some: Collection[str], way: _Way, only: Sequence[str] = ()) -> bool:
         import tensorflow as tf
 
         try:
-            return self._noise.apart(self._shares.total(some, only, once=once), self._one, c) <= 1
+            once = self._shares.total(some, only)
+            more = _less(self._shares.total(some, only, once=False), once) if way.repeated else {}
+            return self._noise.apart(way.of(once, more), self._one) <= 1
         except (tf.errors.OpError, ValueError):  # rows of the whole batch meet a share's own
             return False
 
     def answer(self) -> dict[str, Any]:
         """Return what must be global, and what besides that the replicas' gradients have too often."""
-        mixing, shares = self._shares.mixing, self._shares
-        every = mixing.found[::-1]
+        mixing, shares, whole = self._shares.mixing, self._shares, self._shares.whole
+        every, number = mixing.found[::-1], len(self._shares.counts)
         others = [name for name in every if name not in mixing.places]  # places in the whole batch are none in a share
-        minimal, way = needed(others if self._is_enough(others) else every, self._is_enough), (1.0, True)
-        theirs = self.scale, self._is_once
-        if theirs != way:  # what the program itself makes of the shares' losses may be right, and fewer tensors be needed
-            fewer = [minimal, *([m for m in minimal if m != name] for name in minimal)]
-            enough = next((some for some in fewer if self._is_enough(some, *theirs)), None)
+        one, theirs = _Way(1.0, 0.0), self._topologys
+        way, start = one, others if self._is_enough(others, one) else every
+        minimal = needed(start, lambda some: self._is_enough(some, one))
+        if theirs != one:  # what the program itself makes of the shares' losses may be right, and fewer tensors be needed
+            fewer = [[m for m in minimal if not node_of(m).endswith(NUMBER)]]
+            fewer += [minimal, *([m for m in minimal if m != name] for name in minimal)]
+            enough = next((some for some in fewer if self._is_enough(some, theirs)), None)
             if enough is not None:
-                minimal, way = needed(enough, lambda some: self._is_enough(some, *theirs)), theirs
+                minimal, way = needed(enough, lambda some: self._is_enough(some, theirs)), theirs
         is_value = {name: self._passes_no_gradient(name, minimal, way) for name in minimal[::-1]}
-        named = {one: alone for name, alone in is_value.items() for one in self._mixing_behind(name)}
+        named = {behind: alone for name, alone in is_value.items() for behind in self._mixing_behind(name)}
         members = [self._member(name, is_value=alone) for name, alone in named.items()]
-        is_repeated = way[1] and not self._is_once and not self._is_enough(minimal, way[0], once=False)
+        same = [name for name in shares.same(()) if whole.before(name) & _readers(whole)]
+        is_repeated = bool(theirs.repeated) and abs(theirs.scale + theirs.repeated * (number - 1) - 1) > _COMMUTES
         # What becomes the same on all shares only by a join counts once then. Where the program divides it by the number of
         # replicas, one device's number is among the members; where not, it is too large by that number.
-        unjoined = [name for name in shares.same(()) if shares.whole.before(name) & _readers(shares.whole)]
-        terms = [name for name in unjoined if name in shares.same(minimal)] if is_repeated else []
-        is_too_large = is_repeated and not unjoined and not any(member["kind"] == "constant" for member in members)
+        joined = [name for name in shares.same(minimal) if name not in same and whole.before(name) & _readers(whole)]
+        is_divided = theirs.scale != 1 or any(member["kind"] == "constant" for member in members)
+        is_too_large = way == one and joined and not same and not is_divided and not self._is_enough(minimal, _Way(1.0, 1.0))
+        is_of_program = way == theirs or any(abs(theirs.scale * n - 1) < _COMMUTES for n in (1, number))
         return {
             "members": [*self._upstream_of(members), *members],
-            "terms": [name.removesuffix(":0") for name in terms],
-            "scale": float(len(shares.counts)) if is_too_large else 1.0 if way[0] == self.scale else self.scale,
+            "terms": [name.removesuffix(":0") for name in same] if is_repeated and way != theirs else [],
+            "scale": float(number) if is_too_large else 1.0 if is_of_program else theirs.scale,
             "mixing": len(mixing.found),
             "evaluations": shares.evaluations,
         }
@@ -430,8 +461,8 @@ class _Experiments:
             seen.add(tensor)
         return list(dict.fromkeys(found)) or [name]
 
-    def _passes_no_gradient(self, name: str, minimal: Sequence[str], way: tuple[float, bool]) -> bool:
-        return not is_float(self._shares.mixing.values[name]) or self._is_enough(minimal, *way, only=[name])
+    def _passes_no_gradient(self, name: str, minimal: Sequence[str], way: _Way) -> bool:
+        return not is_float(self._shares.mixing.values[name]) or self._is_enough(minimal, way, only=[name])
 
     def _member(self, name: str, *, is_value: bool) -> dict[str, Any]:
         node = self._shares.mixing.local.nodes[node_of(name)]
