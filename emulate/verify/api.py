@@ -184,7 +184,7 @@ def verify(
     if certificate is not None and lacking:
         notes.append(certify(None, every[0], certificate))
     fields = (resolved.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
-    return Verdict(*fields, strict=strict, program_starts=len(runner.started))
+    return Verdict(*fields, strict=strict, program_starts=len(runner.started), evaluations=runner.evaluations)
 
 
 _OF_SERVERS = told("reference-with-servers")(

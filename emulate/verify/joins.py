@@ -62,7 +62,8 @@ class Joins:
                 own = pair[are_divisors.index(False)]
                 member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales)
             members[name] = member
-        return cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
+        joins = cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
+        return joins if joins.members or joins.terms or joins.scale != 1 else None
 
     def without(self, layers: Collection[str]) -> Joins:
         """Return what is left without the tensors of some layers."""

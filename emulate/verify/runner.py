@@ -73,6 +73,7 @@ class Runner:
         self._lock = threading.Lock()
         self._begun = time.time()
         self.started = StartedRuns()
+        self.evaluations = 0
         self._notes: dict[Told, None] = {}
         # Hosts have our own part from the process that they are forked from, instead of importing it each for itself.
         self._parents = Parents(preload, (__package__, *settings.program.imports))
@@ -372,6 +373,8 @@ class Runner:
     ) -> RunWatch:
         if counts:
             self.started.add(result)
+        with self._lock:
+            self.evaluations += result.is_evaluated
         with preload.launch(plan) as cluster:
             watch = RunWatch(cluster, result, plan.directory, self._stopping, self._progress, limit=self.limit)
             watch.follow(seconds)

@@ -295,6 +295,7 @@ class Verdict:
     Attributes:
         strict: Whether the verdict `by-design` counts as a failure.
         program_starts: How often gpudist started the program, however few steps it made; on several hosts it counts once.
+        evaluations: How often it evaluated kept functions of the program's steps instead.
     """
 
     program: str
@@ -306,6 +307,7 @@ class Verdict:
     notes: tuple[Told, ...] = ()
     strict: bool = False
     program_starts: int = 0
+    evaluations: int = 0
 
     @property
     def is_equivalent(self) -> bool:
@@ -345,6 +347,7 @@ class Verdict:
             "device": self.device,
             "strict": self.strict,
             "program_starts": self.program_starts,
+            "evaluations": self.evaluations,
             "versions": dict(self.versions),
             "reference": _plain(self.reference),
             "runs": [_plain(run) for run in self.runs],

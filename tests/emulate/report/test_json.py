@@ -31,7 +31,7 @@ RUN = {
 }  # fmt: skip
 CONTRACT = {
     "schema": "gpudist.verdict/1", "program": "...", "seed": 0, "device": "cpu",
-    "versions": {"gpudist": "...", "tensorflow": "...", "keras": "..."}, "program_starts": 3,
+    "versions": {"gpudist": "...", "tensorflow": "...", "keras": "..."}, "program_starts": 3, "evaluations": 2,
     "reference": {"status": "ok", "steps": 20, "repeatable": True}, "runs": [RUN], "notes": ["..."], "note_codes": ["..."],
 }  # fmt: skip
 
