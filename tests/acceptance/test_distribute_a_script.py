@@ -36,7 +36,7 @@ class Step:
 BOTH = ("1x4", "2x2")
 STEPS = (
     Step("fit_one_gpu", ("1x4",), "replicas-missing"),
-    Step("fit_with_strategy", ("1x4",), "batchnorm-local-statistics"),
+    Step("fit_with_strategy", ("1x4",), "uneven-batch"),
     Step("fit_plain", ("1x4",)),
     Step("fit_core", BOTH),
     Step("loop_one_gpu", ("1x4",), "replicas-missing"),
@@ -45,7 +45,7 @@ STEPS = (
     Step("loop_plain", ("2x2",)),
     Step("loop_core", BOTH),
 )
-CAUSES = {FIT: ("uneven-batch", None), LOOP: ("uneven-batch", "regularization-per-replica", None, None)}
+CAUSES = {FIT: ("batchnorm-local-statistics", None), LOOP: ("uneven-batch", "regularization-per-replica", None, None)}
 """The first cause after each of the guide's steps from the first script, with a strategy alone, to the second one."""
 
 
