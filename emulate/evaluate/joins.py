@@ -235,12 +235,18 @@ class Shares:
         self._backward = function_of(self._gradients_of_ends, like)
 
     def total(self, some: Collection[str], values_only: Collection[str] = (), *, once: bool = True) -> Gradients:
-        """Return that gradient, by variable, and the sum of the losses.
+        """Evaluate that gradient.
 
         Args:
             some: The tensors that each share takes from the whole batch.
             values_only: Those of them through which no gradient passes.
             once: Whether terms of the loss that are the same on all shares count once; else as often as there are shares.
+
+        Returns:
+            The gradient by variable, and the sum of the losses.
+
+        Raises:
+            NoAnswer: After too many experiments.
         """
         if self.evaluations == MOST:
             raise NoAnswer(f"{MOST} experiments do not say what is needed")
