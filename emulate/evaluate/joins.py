@@ -227,6 +227,7 @@ class Shares:
         self.whole, self._local, self._shares = whole, local, shares
         self.counts = [num_rows(rows) for rows in shares]
         self.mixing, self.evaluations = Mixing(whole, shares, local), 0
+        self._totals: dict[tuple[frozenset[str], frozenset[str], bool], Gradients] = {}
         values, tail = self.mixing.values, self._terms(set(), whole.after(set(whole.rows.values())))[1]
         ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *tail, *whole.objectives])
         self._ends = [name for name in ends if name in values and is_float(values[name])]
@@ -235,7 +236,7 @@ class Shares:
         self._backward = function_of(self._gradients_of_ends, like)
 
     def total(self, some: Collection[str], values_only: Collection[str] = (), *, once: bool = True) -> Gradients:
-        """Evaluate that gradient.
+        """Return that gradient, evaluated once.
 
         Args:
             some: The tensors that each share takes from the whole batch.
@@ -248,9 +249,15 @@ class Shares:
         Raises:
             NoAnswer: After too many experiments.
         """
-        if self.evaluations == MOST:
-            raise NoAnswer(f"{MOST} experiments do not say what is needed")
-        self.evaluations += 1
+        key = frozenset(some), frozenset(values_only), once
+        if key not in self._totals:
+            if self.evaluations == MOST:
+                raise NoAnswer(f"{MOST} experiments do not say what is needed")
+            self.evaluations += 1
+            self._totals[key] = self._evaluated(some, values_only, once)
+        return self._totals[key]
+
+    def _evaluated(self, some: Collection[str], values_only: Collection[str], once: bool) -> Gradients:
         mixing, local = self.mixing, self._local
         factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in mixing.values)], 1.0)
         factors |= dict.fromkeys(self.same(factors), 1 / len(self._shares)) if once else {}
