@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import traceback
 from collections import Counter
@@ -37,13 +38,17 @@ class Judged:
 
     @property
     def is_same(self) -> bool:
-        """Return whether all is said as it was then, but how long it took."""
-        return {**self.run, "seconds": 0} == {**self.recorded, "seconds": 0}
+        """Return whether all is said as it was then, but how long it took, and in which folder the program lies."""
+        return _comparable(self.run) == _comparable(self.recorded)
 
     @property
     def is_same_verdict(self) -> bool:
         """Return whether verdict and causes are those of then."""
         return verdict_of(self.run) == verdict_of(self.recorded)
+
+
+def _comparable(run: dict[str, Any]) -> str:
+    return re.sub(r'"file": "[^"]*/', '"file": "', json.dumps({**run, "seconds": 0}, sort_keys=True))
 
 
 def verdict_of(run: dict[str, Any]) -> tuple[str, ...]:
