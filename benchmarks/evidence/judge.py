@@ -48,7 +48,7 @@ class Judged:
 
 
 def _comparable(run: dict[str, Any]) -> str:
-    return re.sub(r'"file": "[^"]*/', '"file": "', json.dumps({**run, "seconds": 0}, sort_keys=True))
+    return re.sub(r'[^\s"(]*/fixtures/', "fixtures/", json.dumps({**run, "seconds": 0}, sort_keys=True))
 
 
 def verdict_of(run: dict[str, Any]) -> tuple[str, ...]:
