@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from benchmarks.evidence.store import RUNS, Call, StoredRun, from_plain, plain_plan, read_runs
 from emulate.recorder import ProbePlan
@@ -72,6 +72,10 @@ class StoredRunner:
     def start_plain(self, seconds: float) -> Future[RunResult]:
         """Return the stored run without emulation."""
         return self._start(Call("plain", "without gpudist"), REFERENCE)
+
+    def start_with_faults(self, topology: Topology, plan: ProbePlan) -> NoReturn:
+        """Refuse: nothing is recorded of a program with faults."""
+        raise LookupError(f"Evidence must be of programs without faults. Received: topology={topology}, trace={plan.trace}.")
 
     def start_evaluated(
         self, label: str, topology: Topology, plan: ProbePlan, source: Future[RunResult], *, or_run: bool = True
