@@ -54,6 +54,9 @@ class FakeRunner:
         self.made.append(label)
         return ended(RunResult(label, topology, None, status="failed"))
 
+    def find_joins(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"refused": "made traces have no functions"}
+
     def start_plain(self, seconds: float) -> Future[RunResult]:
         self.made.append("without gpudist")
         status = "ok" if self._plain is None else "failed"
