@@ -76,10 +76,29 @@ class Forward:
             for name in ("_class", "_gradient_op_type"):  # functions of custom gradients live in the program's process
                 node.attr.pop(name, None)
             _take(node, [renamed.get(tensor_name(entry), entry) for entry in node.input if not entry.startswith("^")])
+        self._without_identities()
         for mean in [node for node in self._graph.node if node.op == "Mean"]:
             self._split(mean)
         self.nodes = {node.name: node for node in self._graph.node}
         self.order = self._in_order(self.objectives, set(self.rows.values()))
+
+    def _without_identities(self) -> None:
+        """Leave out what has its input as its result: runs have other numbers of them, and so other names.
+
+        The sums over the replicas that the step makes itself, which are such operations on one device, are numbered.
+        """
+        sums = {name: f"sum_{place}:0" for place, name in enumerate(self.own_sums)}
+        same = {f"{node.name}:0": tensor_name(node.input[0]) for node in self._graph.node if node.op == "Identity"}
+
+        def shown(name: str) -> str:
+            while name in same and name not in sums:
+                name = same[name]
+            return sums.get(name, name)
+
+        for node in self._graph.node:
+            _take(node, [shown(tensor_name(entry)) for entry in node.input])
+            node.name = node_of(sums.get(f"{node.name}:0", node.name))
+        self.objectives, self.own_sums = list(map(shown, self.objectives)), list(sums.values())
 
     def inputs(self, node: str) -> list[str]:
         """Return the names of the tensors that a node takes."""

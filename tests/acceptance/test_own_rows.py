@@ -429,4 +429,4 @@ def test_a_part_with_a_count_of_its_own_is_found_beside_one_with_the_count_of_al
     (tmp_path / "train.py").write_text(DETECTION.format(part=part))
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
     assert (run.verdict, codes(run)) == ("divergent", ["local-normalization"])
-    assert "box_head" in run.causes[0].evidence
+    assert "the sum (Sum" in run.causes[0].evidence
