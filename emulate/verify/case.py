@@ -393,8 +393,8 @@ class Case:
                 # Where a count for each replica explains the gradients already, experiments are made if they cost no start.
                 may_start = name not in counted
                 found = self.lab.find_joins(self.pair, kept, name, first, may_start=may_start)
-                if found is not None:
-                    return found.without(layers)
+                if found is not None and (own := found.without(layers)).tells:
+                    return own
         return None
 
     def _gives_other_gradients(self, kept: Sequence[str]) -> bool:

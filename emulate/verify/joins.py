@@ -62,13 +62,17 @@ class Joins:
                 own = pair[are_divisors.index(False)]
                 member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales)
             members[name] = member
-        joins = cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
-        return joins if joins.members or joins.terms or joins.scale != 1 else None
+        return cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
 
     def without(self, layers: Collection[str]) -> Joins:
         """Return what is left without the tensors of some layers."""
         own = [one for one in self.members if not any(_is_of_layer(one.name, layer) for layer in layers)]
         return Joins(self.optimizer, self.step, tuple(own), self.terms, self.scale)
+
+    @property
+    def tells(self) -> bool:
+        """Return whether anything is left that explains gradients."""
+        return bool(self.members or self.terms or self.scale != 1)
 
     @property
     def numbers(self) -> Sequence[Member]:

@@ -72,3 +72,8 @@ def test_what_layers_mix_by_design_is_left_out() -> None:
 
 def test_without_an_answer_nothing_is_said() -> None:
     assert Joins.read({"refused": "its function takes batches of one size alone"}, "sgd", 0) is None
+
+
+def test_what_leaves_nothing_to_explain_tells_nothing() -> None:
+    assert not joins(member("model/norm_1/moments/mean", "sum")).without(["norm"]).tells
+    assert joins(member("count", "count")).tells
