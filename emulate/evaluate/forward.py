@@ -212,7 +212,7 @@ class Forward:
 
 SIZES = ("Shape", "ShapeN", "Size")
 TOTAL, NUMBER = "/total", "/number"
-"""What follows the name of a mean in the names of its sum, and of what that is divided by."""
+"""Ends of the names of a mean's sum and of its divisor."""
 
 
 def _take(node: Any, entries: Sequence[str]) -> None:

@@ -382,6 +382,7 @@ class Joining:
         step: In which step.
         permutes: Whether rows may come in another order.
         target: The file for what was found.
+        device: As of `Evaluation`.
     """
 
     reference: Path
@@ -391,9 +392,12 @@ class Joining:
     step: int
     permutes: bool
     target: Path
+    device: str = "cpu"
 
     def __call__(self, context: Any) -> None:
         """Run on this host."""
+        if self.device == "gpu":
+            when_imported("tensorflow", _without_tf32)
         when_imported("tensorflow", _without_graph_optimization)
         found = find_joins(self.reference, self.local, self.topology, self.optimizer, self.step, permutes=self.permutes)
         self.target.write_text(json.dumps(found), encoding="utf-8")

@@ -119,8 +119,7 @@ class Lab(Recorded):
     @property
     def price(self) -> Price:
         """Return what was spent so far."""
-        done = [run.result() for run in self._runs.values() if run.done()]
-        return Price(len(self._runner.started), sum(result.is_evaluated for result in done) + len(self._joins))
+        return Price(len(self._runner.started), self._runner.evaluations)
 
     def expect(self, runs: int) -> None:
         """Tell the user how many runs may follow at most; 0 where that is open."""
@@ -388,9 +387,7 @@ class Lab(Recorded):
         source, replay = variation.source, variation.replay
         if replay is not None:
             or_run = or_run and not replay.is_only_evaluated
-            trace = trace_of(
-                self.run_reference(replace(source, replay=None))
-            )  # which takes the batches that all variations take
+            trace = trace_of(self.run_reference(replace(source, replay=None)))  # it takes the batches of all variations
             if trace is not None and not _fits(trace, replay):
                 source = replace(source, replay=replay.of_a_share)
         return self._runner.start_evaluated(label, self.place, plan, self.start_reference(source), or_run=or_run)

@@ -190,7 +190,7 @@ class Runner:
         result = RunResult(label, REFERENCE, None, is_evaluated=True)
         self._progress.run_started(label, None)
         target, small = folder / "joins.json", None if local is None else local.directory
-        entry = Joining(source.directory, small, topology.directory, optimizer, step, permutes, target)
+        entry = Joining(source.directory, small, topology.directory, optimizer, step, permutes, target, self.settings.device)
         plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), tf_config=False, views=())
         self._follow(result, self._parents.current, plan, self.settings.timeout, counts=False)
         self._progress.run_ended(label, result.status)

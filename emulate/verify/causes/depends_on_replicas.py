@@ -63,7 +63,7 @@ def _of_constants(case: Case, joins: Joins) -> Sign | None:
             f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same "
             "examples and weights get different gradients with more replicas."
         ),
-        explain_by_joins(case, joins.constants).capitalize(),
+        explain_by_joins(case, joins.constants),
         blame=lines_of(joins.constants),
     )
 

@@ -42,7 +42,7 @@ def said_by_joins(case: Case, members: Sequence[Member]) -> str:
     others = [member for member in joins.members if member not in members]
     with_others = "".join(dict.fromkeys(f", and {_KINDS[one.kind]} ({_place(case, one)}) as on one device" for one in others))
     return (
-        f"in step {joins.step} the replicas' examples have the gradients of one device if each replica gets "
+        f"In step {joins.step} the replicas' examples have the gradients of one device if each replica gets "
         f"{names_in_words(whats, 3)} of the whole batch{with_others}; "
         + ("the value alone is enough" if alone else "gradients must pass through it, too")
     )
@@ -53,6 +53,6 @@ def _place(case: Case, member: Member) -> str:
     return member.operation if line is None else f"{member.operation}, {line.place}"
 
 
-def lines_of(members: Sequence[Member], stage: str = "loss") -> Sequence[Blame]:
+def lines_of(members: Sequence[Member]) -> Sequence[Blame]:
     """Return where the lines of members are looked for."""
-    return (making(stage, [member.name for member in members]),)
+    return (making("loss", [member.name for member in members]),)

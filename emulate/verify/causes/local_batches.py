@@ -103,7 +103,7 @@ def _sign_of_normalizers(case: Case, fits: Sequence[Fit], normalizers: Sequence[
         how = explain_by_joins(case, normalizers)
     if are_counts:
         shares = numbers([f"{share:.3f}" for _, share in sorted(fits[0].shares.items())])
-        how = f"the replicas' gradients need the weights {shares}; {how}"
+        how = f"{how}. The replicas' gradients need the weights {shares}"
     if kinds & {"maximum", "minimum"}:
         fix: Sequence[str] | None = [_OF_EXTREMES]
     else:
@@ -113,7 +113,7 @@ def _sign_of_normalizers(case: Case, fits: Sequence[Fit], normalizers: Sequence[
         if are_counts
         else "Each replica scales its loss by a number that it computes from its own examples, instead of from those of all "
         "replicas.",
-        how[0].upper() + how[1:],
+        how,
         fix,
         blame=lines_of(normalizers),
     )
@@ -184,7 +184,7 @@ def _sign_of_meetings(case: Case, meetings: Sequence[Member]) -> Sign | None:
     are_sums = all(member.kind in ("sum", "mean") for member in meetings)
     return Sign(
         _DEPENDENT,
-        how[0].upper() + how[1:],
+        how,
         _OF_PADDING if are_padded else _OF_SUMS if are_sums else None,
         blame=lines_of(meetings),
     )

@@ -220,7 +220,11 @@ def _beside_joins(case: Case, joins: Joins) -> Sign | None:
     words, _ = _describe(case, joins.scale)
     how = explain_by_joins(case, joins.members)
     fix = _OF_ONE_NUMBER if joins.meetings and joins.scale > 1 else _fix(case, joins.scale)
-    return Sign(f"Beside what must see the whole batch, every gradient is {words}.", f"After dividing by it, {how}", fix)
+    return Sign(
+        f"Beside what must see the whole batch, every gradient is {words}.",
+        f"{how}, after dividing by {as_factor(joins.scale)}",
+        fix,
+    )
 
 
 def _drowned(case: Case) -> Sign | None:
@@ -265,7 +269,7 @@ def _of_numbers(case: Case, numbers: Sequence[Member]) -> Sign | None:
     how = explain_by_joins(case, numbers)
     return Sign(
         "A part of the loss is scaled by the number of replicas: each replica divides it by the number of its own examples.",
-        how[0].upper() + how[1:],
+        how,
         blame=lines_of(numbers),
     )
 

@@ -37,6 +37,7 @@ class FakeRunner:
         self.made: list[str] = []
         self.traces: dict[str, Trace] = {}
         self.started: list[str] = []
+        self.evaluations = 0
         self.settings = Settings(program=cast(Any, None), **settings)
         self.limit = StepLimit(None, 1)
         self._answer, self._evaluates, self._folder, self._plain = answer, evaluates, folder, plain
@@ -50,6 +51,7 @@ class FakeRunner:
     ) -> Future[RunResult]:
         if self._evaluates or or_run:
             self.started += [] if self._evaluates else [label]
+            self.evaluations += self._evaluates
             return self._end(label, topology, plan, is_evaluated=self._evaluates)
         self.made.append(label)
         return ended(RunResult(label, topology, None, status="failed"))
