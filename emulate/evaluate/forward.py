@@ -11,6 +11,7 @@ others.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -69,6 +70,7 @@ class Forward:
         self._captures = {name: (n, constants.get(place)) for place, (name, n) in enumerate(about["captures"])}
         inputs = {key: name for each in records for key, name in each.tensors.items() if key[0] == "input"}
         self.rows = {key: f"rows_{key[1]}:0" for key in inputs}  # two runs have other names for them
+        self._switched: Mapping[str, str] = {}
         self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
         renamed = {tensor_name(name): self.rows[key] for key, name in inputs.items()}
         for node in self._graph.node:
@@ -117,6 +119,33 @@ class Forward:
         sizes = [] if with_sizes else [f"{node.name}:0" for node in self.nodes.values() if node.op in SIZES]
         return set(self._in_order([tensor], {*self.rows.values(), *sizes}))
 
+    def with_switches(self, values: Mapping[str, Any]) -> Forward:
+        """Return the same with switches: where that of a tensor is on, what is given stands in the tensor's place.
+
+        Args:
+            values: Values of the tensors' types, by name. `imported` is given tensors by these names, and a switch for each of
+                them: `switch of NAME`.
+
+        Returns:
+            The forward pass, whose graph is a copy.
+        """
+        import tensorflow as tf
+        from tensorflow.core.framework import attr_value_pb2, graph_pb2
+
+        other, graph = copy.copy(self), graph_pb2.GraphDef()
+        graph.node.extend(self.nodes.values())
+        switched = {name: f"switched_{place}:0" for place, name in enumerate(values)}
+        for node in graph.node:
+            _take(node, [switched.get(tensor_name(entry), entry) for entry in node.input])
+        for name, chosen in switched.items():
+            dtype = attr_value_pb2.AttrValue(type=tf.as_dtype(np.asarray(values[name]).dtype).as_datatype_enum)
+            inputs = [f"switch_{chosen}", f"given_{chosen}", name]
+            graph.node.add(name=node_of(chosen), op="SelectV2", input=inputs, attr={"T": dtype})
+        other.nodes = {node.name: node for node in graph.node}
+        other.objectives = [switched.get(name, name) for name in self.objectives]
+        other._switched = switched
+        return other
+
     def imported(self, given: Mapping[str, Any], fetched: Sequence[str], nodes: Collection[str] | None = None) -> list[Any]:
         """Return tensors, or operations, in the graph of the moment.
 
@@ -130,6 +159,9 @@ class Forward:
         """
         import tensorflow as tf
 
+        for name, chosen in self._switched.items():
+            given = {**given, f"switch_{chosen}": given[f"switch of {name}"], f"given_{chosen}": given[name]}
+        given = {name: value for name, value in given.items() if name not in self._switched}
         others = [name for name in dict.fromkeys(fetched) if name not in given]
         nodes = self._in_order(others, given) if nodes is None else nodes
         cut = type(self._graph)(library=self._graph.library, versions=self._graph.versions)

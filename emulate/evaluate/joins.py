@@ -103,25 +103,28 @@ class Mixing:
         places: Of those of them that say where rows stand in a batch, which is another number in a share, the shares' own: what
             takes rows from there is asked with these.
         shaped: Those of them that only take a shape of the share's own where what they take is of the whole batch.
+        alike: Those of them of which each share's own has the shape of its part.
     """
 
     def __init__(self, whole: Forward, shares: Sequence[Rows], local: Forward) -> None:
         import tensorflow as tf
 
         self.local, self._counts, self.found = local, [num_rows(rows) for rows in shares], list[str]()
-        self.shaped: set[str] = set()
+        self.shaped, self.alike = set[str](), set[str]()
         self.places: dict[str, Sequence[Any]] = {}
         given = {whole.rows[key]: value for key, value in of_all(shares).items()}
         by_row = Layout(0, tuple(self._counts))
         self._layouts = {name: by_row if is_row(value, sum(self._counts)) else Layout() for name, value in given.items()}
         nodes = [name for name in whole.order if whole.nodes[name].op != "Placeholder"]
-        self.values: dict[str, Any] = given | _values_of(whole, nodes, given)
+        self.values: dict[str, Any] = given | _evaluating(whole, nodes, given)(given)
         for name in (name for name in nodes if whole.nodes[name].op == "Const"):  # a graph for a share may have others
             if name not in local.nodes:
                 raise NoAnswer("the step of a share has another graph")
             own = tf.make_ndarray(local.nodes[name].attr["value"].tensor)
             self._look(name, [f"{name}:0"], [[own] for _ in shares], takes_sizes=True)
         depending = whole.after({name for name, layout in self._layouts.items() if layout != Layout()} | {*self.found})
+        # Where all that an operation takes is what a share computes by itself, so is what it makes of it.
+        each, alone = self._own_values(nodes, given), set[str](given)
         of_node: dict[str, list[str]] = {}
         for tensor in self.values:
             of_node.setdefault(node_of(tensor), []).append(tensor)
@@ -129,8 +132,10 @@ class Mixing:
             outputs = of_node.get(name, [])
             inputs = [i for i in dict.fromkeys(whole.inputs(name)) if i in self.values]
             sizes = [i for i in inputs if self.layout(i).own is not None]
-            before = len(self.found)
-            self._look(name, outputs, self._executed(outputs, inputs), takes_sizes=bool(sizes))
+            before, is_alone = len(self.found), all(i in alone or node_of(i) not in depending for i in inputs)
+            made = [[own[output] for output in outputs] for own in each] if is_alone and each else None
+            self._look(name, outputs, made or self._executed(outputs, inputs), takes_sizes=bool(sizes))
+            alone |= {*outputs} if made and len(self.found) == before else set()
             has_rows = any(self.layout(i).axis is not None for i in inputs)
             if len(self.found) > before and sizes and has_rows:  # a share's own shape, given to rows of the whole batch?
                 del self.found[before:]
@@ -139,6 +144,18 @@ class Mixing:
                     self.found += outputs
                     self.shaped |= {*outputs}
         self._layouts |= dict.fromkeys(whole.own_sums, Layout())
+
+    def _own_values(self, nodes: Sequence[str], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what each share computes of its part of the examples; nothing where that fails."""
+        import tensorflow as tf
+
+        parts = [
+            {name: self.layout(name).part(value, share) for name, value in given.items()} for share in range(len(self._counts))
+        ]
+        try:
+            return list(map(_evaluating(self.local, nodes, parts[0]), parts))
+        except (tf.errors.OpError, ValueError):
+            return []
 
     def _executed(self, outputs: Sequence[str], inputs: Sequence[str], alike: Collection[str] = ()) -> list[list[Any]] | None:
         """Return what an operation makes of each share's part of what it takes, but for inputs that are alike on all."""
@@ -165,6 +182,9 @@ class Mixing:
             own = None if made is None else [of_share[place] for of_share in made]
             self._layouts[output], commutes = self._divided(self.values[output], own, is_size=is_size)
             self.found += [] if commutes else [output]
+            parts = [self._layouts[output].part(self.values[output], share) for share in range(len(self._counts))]
+            if own is not None and all(np.shape(part) == np.shape(o) for part, o in zip(parts, own, strict=True)):
+                self.alike.add(output)
             is_divided = not commutes and own is not None and self._layouts[output].axis is not None
             if is_divided and np.asarray(self.values[output]).dtype.kind in "iu":
                 self.places[output] = own or ()
@@ -190,8 +210,10 @@ class Mixing:
         return (divided[0] if divided else Layout()), False
 
 
-def _values_of(forward: Forward, nodes: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of every tensor of some nodes."""
+def _evaluating(
+    forward: Forward, nodes: Sequence[str], like: Mapping[str, Any]
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return what evaluates every tensor of some nodes."""
     import tensorflow as tf
 
     kept: list[str] = []
@@ -202,8 +224,13 @@ def _values_of(forward: Forward, nodes: Sequence[str], given: Mapping[str, Any])
         kept[:] = [name for name, t in outputs.items() if t.dtype not in (tf.resource, tf.variant)]
         return [outputs[name] for name in kept]
 
-    values = function_of(everything, given)(given)
-    return dict(zip(kept, values, strict=True))
+    evaluate = function_of(everything, like)
+
+    def evaluated(given: Mapping[str, Any]) -> dict[str, Any]:
+        values = evaluate(given)  # the first time, this makes the graph
+        return dict(zip(kept, values, strict=True))
+
+    return evaluated
 
 
 def _is_equal(value: Any, other: Any) -> bool:
@@ -228,12 +255,15 @@ class Shares:
         self.counts = [num_rows(rows) for rows in shares]
         self.mixing, self.evaluations = Mixing(whole, shares, local), 0
         self._totals: dict[tuple[frozenset[str], frozenset[str], bool], Gradients] = {}
-        values, tail = self.mixing.values, self._terms(set(), whole.after(set(whole.rows.values())))[1]
-        ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *tail, *whole.objectives])
+        values = self.mixing.values
+        ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *self._numbers()])
         self._ends = [name for name in ends if name in values and is_float(values[name])]
         self._given = {whole.rows[key]: value for key, value in of_all(shares).items()}
         like = self._given | {f"gradient of {name}": values[name] for name in self._ends}
         self._backward = function_of(self._gradients_of_ends, like)
+        kept = (name for name in ends if name in values and name not in whole.own_sums)
+        self._switches = {name: values[name] for name in kept if name in self.mixing.alike or not np.ndim(values[name])}
+        self._made: dict[tuple[frozenset[str], frozenset[str]], Callable[[Mapping[str, Any]], list[Array]]] = {}
 
     def total(self, some: Collection[str], values_only: Collection[str] = (), *, once: bool = True) -> Gradients:
         """Return that gradient, evaluated once.
@@ -258,30 +288,54 @@ class Shares:
         return self._totals[key]
 
     def _evaluated(self, some: Collection[str], values_only: Collection[str], once: bool) -> Gradients:
-        mixing, local = self.mixing, self._local
-        factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in mixing.values)], 1.0)
+        import tensorflow as tf
+
+        factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in self.mixing.values)], 1.0)
         factors |= dict.fromkeys(self.same(factors), 1 / len(self._shares)) if once else {}
-        floats = [name for name in factors if is_float(mixing.values[name])]
+        try:
+            made = self._losses_with(factors, self._switches.keys())
+        except (tf.errors.OpError, ValueError):
+            made = {}
+        if not (made and all(np.all(np.isfinite(value)) for values in made.values() for value in values)):
+            made = self._losses_with(factors, ())  # what is not used has no value, or a gradient that is none, on some share
+        sums = {name: np.sum(made[name], axis=0, dtype=float) for name in self._local.variables}
+        back = {
+            name: [g * factors[name] for g in made[f"gradient of {name}"]] for name in factors if f"gradient of {name}" in made
+        }
+        whole = {name: self.mixing.layout(name).together(g) for name, g in back.items() if name not in values_only}
+        through = self.through(whole) if any(map(np.any, whole.values())) else {}
+        loss = np.array(sum(np.sum(value, dtype=float) for value in made[LOSS]))
+        return {name: value + through.get(name, 0.0) for name, value in sums.items()} | {LOSS: loss}
+
+    def _losses_with(self, factors: Mapping[str, float], switches: Collection[str]) -> dict[str, list[Any]]:
+        """Return each share's losses, and the gradients of their sum, where tensors are so many times one device's.
+
+        Args:
+            factors: The numbers, by the names of the tensors.
+            switches: Tensors that a switch replaces. A graph is made once for all sets of these: to make one costs ten times as
+                much as to evaluate it. Other tensors are cut out of a graph of their own.
+        """
+        mixing, cut = self.mixing, [name for name in factors if name not in switches]
+        floats = [name for name in (*switches, *cut) if is_float(mixing.values[name])]
         given = []
         for share, rows in enumerate(self._shares):
-            parts = {name: np.asarray(mixing.layout(name).part(mixing.values[name], share)) for name in factors}
-            scaled = {
-                name: part * np.asarray(factors[name], part.dtype) if name in floats else part for name, part in parts.items()
-            }
-            given.append({local.rows[key]: value for key, value in rows.items()} | scaled)
+            parts = {name: np.asarray(mixing.layout(name).part(mixing.values[name], share)) for name in (*switches, *cut)}
+            parts |= {name: parts[name] * np.asarray(factors.get(name, 1.0), parts[name].dtype) for name in floats}
+            are_on = {f"switch of {name}": np.array(name in factors) for name in switches}
+            given.append({self._local.rows[key]: value for key, value in rows.items()} | parts | are_on)
+        key = frozenset(switches), frozenset(cut)
+        if key not in self._made:
+            forward = self._local.with_switches(self._switches) if switches else self._local
 
-        def derived(at_hand: dict[str, Any]) -> list[Any]:
-            losses = local.imported(at_hand, local.objectives)
-            return [*local.derived(losses, [at_hand[name] for name in floats]), *losses]
+            def derived(at_hand: dict[str, Any]) -> list[Any]:
+                losses = forward.imported(at_hand, forward.objectives)
+                return [*forward.derived(losses, [at_hand[name] for name in floats]), *losses]
 
-        run = function_of(derived, given[0])
-        made = [run(values) for values in given]
-        loss = np.array(sum(np.sum(value, dtype=float) for of_share in made for value in of_share[-len(local.objectives) :]))
-        sums = {name: np.sum([m[i].astype(float) for m in made], axis=0) for i, name in enumerate(local.variables)}
-        back = [[m[len(sums) + i] * factors[name] for m in made] for i, name in enumerate(floats)]
-        whole = {name: mixing.layout(name).together(g) for name, g in zip(floats, back, strict=True) if name not in values_only}
-        through = self.through(whole) if any(map(np.any, whole.values())) else {}
-        return {name: value + through.get(name, 0.0) for name, value in sums.items()} | {LOSS: loss}
+            self._made[key] = function_of(derived, given[0])
+        made = [self._made[key](values) for values in given]
+        names = [*self._local.variables, *(f"gradient of {name}" for name in floats)]
+        by_name: dict[str, list[Any]] = {name: [of_share[i] for of_share in made] for i, name in enumerate(names)}
+        return by_name | {LOSS: [value for of_share in made for value in of_share[len(names) :]]}
 
     def through(self, gradients: Mapping[str, Any]) -> Gradients:
         """Return what one device's backward pass makes of gradients of some tensors."""
@@ -305,17 +359,11 @@ class Shares:
         """Return the terms of the loss that are the same on all shares, each as large as it can be."""
         divided = {name for name in patches if self.mixing.layout(name) != Layout()}
         stops = {*patches} - divided
-        same, _ = self._terms(stops, self.whole.after({*self.whole.rows.values(), *divided}, stops))
-        return [name for name in same if name in self.mixing.values]
-
-    def _terms(self, stops: Collection[str], own: Collection[str]) -> tuple[list[str], list[str]]:
-        """Return the terms of the loss that no share has of its own, and all numbers that it is a linear function of."""
-        same, tail, waiting = dict[str, None](), dict[str, None](), list(self.whole.objectives)
+        own = self.whole.after({*self.whole.rows.values(), *divided}, stops)
+        same, waiting = dict[str, None](), list(self.whole.objectives)
         while waiting:
             name = waiting.pop()
-            node = self.whole.nodes[node_of(name)]
-            inputs = [i for i in self.whole.inputs(node.name) if not np.ndim(self.mixing.values.get(i, [0]))]
-            tail[name] = None
+            node, inputs = self.whole.nodes[node_of(name)], self._numbers_of(name)
             if node.name not in own or name in stops:
                 same[name] = None
             elif node.op in _SUMS:
@@ -323,7 +371,19 @@ class Shares:
             elif node.op in _PRODUCTS:  # linear in one of them
                 depend = [i for i in inputs if node_of(i) in own and i not in stops]
                 waiting += depend if depend in [[inputs[p]] for p in _PRODUCTS[node.op] if p < len(inputs)] else []
-        return list(same), list(tail)
+        return [name for name in same if name in self.mixing.values]
+
+    def _numbers(self) -> list[str]:
+        """Return the losses, and the numbers that they are made of as long as no tensor of other dimensions comes between."""
+        numbers, waiting = dict[str, None](), list(self.whole.objectives)
+        while waiting:
+            name = waiting.pop()
+            waiting += [] if name in numbers else self._numbers_of(name)
+            numbers[name] = None
+        return list(numbers)
+
+    def _numbers_of(self, name: str) -> list[str]:
+        return [i for i in self.whole.inputs(node_of(name)) if not np.ndim(self.mixing.values.get(i, [0]))]
 
 
 class _Noise:
