@@ -283,18 +283,21 @@ class Following:
 def _with_total(gradient: Any, whole: Any) -> Any:
     """Return a sparse gradient with another total.
 
-    It names the same rows, as often as before: some optimizers make another update of a row that comes twice.
+    It names the same rows, as often as before: some optimizers make another update of a row that comes twice. So its values are
+    scaled first: what the factor leaves is divided evenly among them.
     """
     import tensorflow as tf
 
     size, indices = tf.shape(whole)[0], gradient.indices
     counts = tf.cast(tf.math.unsorted_segment_sum(tf.ones_like(indices), indices, size), whole.dtype)
-    change = whole - tf.math.unsorted_segment_sum(gradient.values, indices, size)
+    own = tf.math.unsorted_segment_sum(gradient.values, indices, size)
+    values = gradient.values * tf.math.divide_no_nan(tf.reduce_sum(whole * own), tf.reduce_sum(own * own))
+    change = whole - tf.math.unsorted_segment_sum(values, indices, size)
     shape = tf.concat([tf.shape(counts), tf.ones_like(tf.shape(whole)[1:])], 0)
     each = change / tf.reshape(tf.maximum(counts, 1), shape)
     is_changed = tf.reduce_any(tf.reshape(change, [size, -1]) != 0, axis=1)
     missing = tf.cast(tf.reshape(tf.where(is_changed & (counts == 0)), [-1]), indices.dtype)
-    values = tf.concat([gradient.values + tf.gather(each, indices), tf.gather(change, missing)], 0)
+    values = tf.concat([values + tf.gather(each, indices), tf.gather(change, missing)], 0)
     return tf.IndexedSlices(values, tf.concat([indices, missing], 0), gradient.dense_shape)
 
 

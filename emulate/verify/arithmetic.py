@@ -28,6 +28,8 @@ from emulate.verify.noise import FACTOR
 
 INFORMATIVE = 4
 """Smallest number of elements above the noise floor from which a fitted parameter is accepted."""
+_NEAR = 0.05
+"""So far a fitted factor may be off where rounding is amplified, and be the number of replicas all the same."""
 ROUND = 1e-3
 """Relative tolerance for reporting a factor as a round number."""
 _OFF, _OFF_IN_16_BITS = 3e-4, 1e-2
@@ -248,23 +250,20 @@ def _row_shares(step: StepOfAll) -> dict[int, float]:
 
 
 def _scale(views: Sequence[GradientView], blank: Fit) -> Fit | None:
-    scale = _best_scale(views, [view.total for view in views]) or _scale_of_few(views)
-    if not scale or abs(scale - 1) < 1e-6:
-        return None
-    return _checked(views, replace(blank, scale=scale, elements=_informative(views)))
+    """Return the factor that explains the gradients: the number of replicas or its inverse rather than one that is fitted.
 
-
-def _scale_of_few(views: Sequence[GradientView]) -> float | None:
-    """Return the number of replicas, or its inverse, if that corrects the few elements of a tiny model.
-
-    Any factor fits one number. That it is this one to four digits and more is no accident.
+    Any factor fits few elements of a tiny model. That it is one of these two to four digits and more is no accident.
     """
-    if not 0 < _informative(views) < INFORMATIVE or not all(_is_clear(view) for view in views):
-        return None
-    replicas = float(len(views[0].locals))
-    blank = Fit("", 0)
-    fitting = (scale for scale in (replicas, 1 / replicas) if _checked(views, replace(blank, scale=scale)) is not None)
-    return next(fitting, None) if replicas > 1 else None
+    found, elements, replicas = _best_scale(views, [view.total for view in views]), _informative(views), len(views[0].locals)
+    of_replicas = [float(replicas), 1 / replicas] if replicas > 1 else []
+    if found is None:
+        near = of_replicas if elements and all(_is_clear(view) for view in views) else []
+    else:
+        near = [factor for factor in of_replicas if abs(found / factor - 1) < _NEAR]
+    for scale in [*near, *([found] if found and abs(found - 1) >= 1e-6 else [])]:
+        if (fit := _checked(views, replace(blank, scale=scale, elements=elements))) is not None:
+            return fit
+    return None
 
 
 def _is_clear(view: GradientView) -> bool:

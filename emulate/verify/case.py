@@ -330,7 +330,8 @@ class Case:
         """Explain the base's gradients by models; where none fits, also each replica's loss alone on one device."""
         if self._explanation is None:
             found = explain(self.base)
-            is_open = found.unexplained and self.facts.joins_gradients
+            first = self.base.first_step("gradient")
+            is_open = self.facts.joins_gradients and any(step == first for _, step in found.unexplained)
             self._explanation = self._explained_by_loss(found) if is_open else found
         return self._explanation
 

@@ -262,7 +262,9 @@ class Lab(Recorded):
                 failed = self.run_reference(variation)
                 self._failed[failed.label] = _ending(failed, variation.replay)
             return None
-        source = None if variation.follow is None else trace_of(self.run_reference(variation.source))
+        # What the program starts with does not depend on the rows that it is given: no run with others is made for that.
+        of_program = replace(variation.source, replay=None)
+        source = None if variation.follow is None else trace_of(self.run_reference(of_program))
         switched = replace(switched, variation=variation, source=source)
         return self.compare(switched, kinks=switched.reference.follows)
 
