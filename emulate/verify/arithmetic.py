@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from emulate.trace import StoredArray
-from emulate.verify.compare import Comparison
+from emulate.verify.compare import SELDOM, SMALL, Comparison
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import Floats, GradientView, StepOfAll, aligned, largest, norm, total
 from emulate.verify.noise import FACTOR
@@ -128,8 +128,28 @@ def explain(comparison: Comparison) -> Explanation:
             unexplained.append((optimizer, step))
         else:
             fits.append(fit)
+    if comparison.runs.reference.follows:
+        of_kinks = [fit for place in unexplained if (fit := _of_kink(comparison, place, fits, unexplained)) is not None]
+        fits = sorted((*fits, *of_kinks), key=lambda fit: fit.step)
+        unexplained = [place for place in unexplained if place not in {(fit.optimizer, fit.step) for fit in of_kinks}]
     of_tapes = (_fit_taped(comparison, optimizer, step) for optimizer, step in _clipped_alike(comparison))
     return Explanation((*fits, *(fit for fit in of_tapes if fit is not None)), tuple(unexplained))
+
+
+def _of_kink(comparison: Comparison, place: tuple[str, int], fits: Sequence[Fit], unexplained: Sequence[object]) -> Fit | None:
+    """Return the factor of the other steps for one that it leaves a little of: a unit fell on the other side of its kink.
+
+    Such steps are seldom, and the factor comes back after them. Each begins at the other run's weights.
+    """
+    optimizer, step = place
+    scaled = [fit for fit in fits if fit.optimizer == optimizer and fit.scale != 1.0 and not fit.shares and not fit.decay]
+    around = [next((f for f in reversed(scaled) if f.step < step), None), next((f for f in scaled if f.step > step), None)]
+    if None in around or len({fit.scale for fit in scaled}) > 1 or len(unexplained) > SELDOM * len(fits):
+        return None
+    views = _finite(comparison.views(optimizer, step))
+    left = sum(norm(view.total / scaled[0].scale - view.reference) ** 2 for view in views)
+    size = sum(norm(view.reference) ** 2 for view in views)
+    return replace(scaled[0], step=step) if left < SMALL**2 * size else None
 
 
 def one_factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:

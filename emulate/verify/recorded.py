@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from emulate.trace import Trace
-from emulate.verify.arithmetic import Explanation, explain
+from emulate.verify.arithmetic import explain
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.compared_runs import complete
 from emulate.verify.joins import Joins
@@ -149,11 +149,8 @@ class Recorded:
                     return comparison
         if len(every := self.measure_noise(pair)) > len(noise):
             first = beside(every)
-        explained = explain(first)
-        # Where one model explains the first step and others, what it leaves in the rest may be a unit that fell on the other side.
-        is_nearly = kinks and bool(explained.unexplained) and _is_explained_from_the_first(first, explained)
-        if first.cancels or is_nearly or (kinks and _may_be_kinks(first)):
-            confirmation = self.confirm(pair, 1 if is_nearly else CONFIRMING_RUNS)
+        if first.cancels or (kinks and _may_be_kinks(first)):
+            confirmation = self.confirm(pair)
             return beside(every, confirmation) if confirmation else first
         return first
 
@@ -166,10 +163,9 @@ def _may_be_kinks(comparison: Comparison) -> bool:
     return comparison.needs_confirmation and not _is_explained_from_the_first(comparison)
 
 
-def _is_explained_from_the_first(comparison: Comparison, explained: Explanation | None = None) -> bool:
+def _is_explained_from_the_first(comparison: Comparison) -> bool:
     """Return whether a model of the gradients explains the first step that differs."""
-    first, fits = comparison.first, (explained or explain(comparison)).fits
-    return first is not None and any(fit.step == first.step for fit in fits)
+    return comparison.first is not None and any(fit.step == comparison.first.step for fit in explain(comparison).fits)
 
 
 def differing(one: Trace, other: Trace) -> str | None:
