@@ -79,6 +79,14 @@ def verify(
         ),
     ] = [],  # noqa: B006
     virtual: options.VirtualOption = False,
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Look for causes without a limit. Else that ends, for each topology, after 6 starts of the program or 40 "
+            "evaluations of its steps.",
+        ),
+    ] = False,
     json: JsonOption = None,
     html: HtmlOption = None,
     sarif: SarifOption = None,
@@ -133,6 +141,7 @@ def verify(
             restarts=again,
             reference_args=tuple(reference_arg) or None,
             virtual=virtual,
+            thorough=thorough,
             traces=traces,
             certificate=files.certificate,
             progress=progress,

@@ -86,6 +86,7 @@ def verify(
     restarts: int = 3,
     reference_args: Sequence[str] | None = None,
     virtual: bool = False,
+    thorough: bool = False,
     traces: Path | None = None,
     certificate: Path | None = None,
     progress: Progress | None = None,
@@ -116,6 +117,8 @@ def verify(
         reference_args: The program's arguments in the reference run. Default: `args`.
         virtual: Let all replicas take turns in one process, each with its own examples, and sum their gradients by arithmetic.
             For topologies of up to 4096 replicas, such as `1x1024` or `128x8`.
+        thorough: Look for causes without a limit. Default: that ends, for each topology, after 6 starts of the program or 40
+            evaluations of its steps.
         traces: An empty folder for what every run records. Default: nothing is kept.
         certificate: A file for the first steps, with which `gpudist_core.check` compares a real run. It needs one topology, and
             is written only for the verdicts `equivalent` and `by-design`. A note says so, or says why there is none.
@@ -164,6 +167,7 @@ def verify(
         versions=versions(),
         faults=wanted_faults,
         restarts=restarts,
+        thorough=thorough,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = _judge_all(runner, resolved.name, seed, allow, fitting, certificate)

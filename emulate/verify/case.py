@@ -16,7 +16,7 @@ from emulate.verify.joins import Joins
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import is_in_order, ledgers
 from emulate.verify.lines import ProgramLines
-from emulate.verify.recorded import Recorded, RunPair, differing, draws_the_same, starts_alike, trains_on_the_same
+from emulate.verify.recorded import Recorded, RunPair, differing, draws_the_same, initial, starts_alike, trains_on_the_same
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import Met, Outcome, trace_of
 from emulate.verify.run_spec import BY_LOSS, BY_SHARE
@@ -178,7 +178,7 @@ class Case:
             if normalized is not None:
                 self._comparison = compare(self.reference, self.topology).with_noise_of(normalized[1])
             else:
-                self._comparison = self.lab.compare(self.pair, kinks=True, is_known=self._agrees_normalized_alike)
+                self._comparison = self.lab.compare(self.pair, kinks=True, is_known=self._is_known)
         return self._comparison
 
     @property
@@ -186,6 +186,11 @@ class Case:
         """Return the comparison of the original runs, which was made before."""
         assert self._comparison is not None
         return self._comparison
+
+    def _is_known(self, beside_one: Comparison) -> bool:
+        """Return whether one noise run says enough: rounding is no reason for replicas to have different weights."""
+        apart, first = self.agreement.first, beside_one.first
+        return (apart is not None and first is not None and apart.step <= first.step) or self._agrees_normalized_alike()
 
     def _agrees_normalized_alike(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""
@@ -219,11 +224,16 @@ class Case:
         """
         if self._same_seed is None:
             compared = self.comparison.is_equivalent or self._agrees_normalized_alike()
-            agrees = compared or starts_alike(self.plain, self.untouched)
+            agrees = compared or starts_alike(self.plain, self.untouched) or self._computes_alike_at_first()
             is_same = agrees and trains_on_the_same(self.plain, self.untouched) and draws_the_same(self.plain, self.untouched)
         else:
             is_same = differing(self.plain, self._same_seed) is None
         return is_same and bool(self.lab.measure_noise(self.pair, 1) or self.normalize_alike())
+
+    def _computes_alike_at_first(self) -> bool:
+        """Return whether the first step has the gradients of the same weights, where nobody saw their values."""
+        is_unseen = not any(initial(self.untouched)) and "gradient" in self.base.kinds()
+        return is_unseen and all(step > 0 for _, step in self.explain_gradients().unexplained)
 
     def compare_with_noise(self, reference: Trace, topology: Trace) -> Comparison:
         """Compare two other traces beside the noise of the reference."""

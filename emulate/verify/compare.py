@@ -36,6 +36,8 @@ JUMP = 0.05
 """Largest relative jump of a metric that single rows may explain."""
 SELDOM = 0.25
 """Largest fraction of a metric's values that may jump."""
+CLEAR = 1e3
+"""From so many times the floor of one noise run on others cannot explain a gradient: in right programs these spread by ten."""
 
 
 def kink_onset(points: Sequence[Point]) -> int | None:
@@ -183,6 +185,16 @@ class Comparison:
         return tuple(
             sorted((p for p in self.points if p.exceeds), key=lambda p: (p.step, _place(p.measure.key.kind), -p.ratio))
         )
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether the first difference is so large that no further noise run can make rounding of it.
+
+        Of weights that is known beside a confirming run alone: an optimizer makes a step of a gradient that cancels.
+        """
+        kinds = ("gradient", "weight") if self.runs.confirmation else ("gradient",)
+        step = self.exceeding[0].step if self.exceeding else None
+        return any(p.ratio > CLEAR for p in self.exceeding if p.step == step and p.measure.key.kind in kinds)
 
     @property
     def first(self) -> Difference | None:

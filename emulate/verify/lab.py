@@ -30,14 +30,17 @@ What was tried and given up:
 - Permuted rows for programs that mix or keep rows by place: that is another training, and its noise hides errors (`permutes`).
 - Sequences that made a run when they were iterated or measured: nobody saw the price of a line.
 
-A run is described by a `RunSpec` and made once. Nothing has a limit on the number of runs yet; `price` says what was spent.
+A run is described by a `RunSpec` and made once. What a verdict needs in any case has no limit. What causes ask for besides is
+bounded for each topology, by `STARTS` and `EVALUATIONS`: what is asked for later gets no answer, and the verdict says so. With
+`--thorough` there is no bound.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import product
@@ -49,7 +52,7 @@ from emulate.program import is_ours
 from emulate.recorder import IN_32_BITS, SAME_ON_ONE_DEVICE, ProbePlan, Replay
 from emulate.topology import REFERENCE, Topology
 from emulate.trace import Trace
-from emulate.verify.compare import Comparison
+from emulate.verify.compare import Comparison, compare
 from emulate.verify.compared_runs import Rounding
 from emulate.verify.host import GENERATORS
 from emulate.verify.joins import Joins
@@ -69,6 +72,10 @@ from emulate.verify.run_spec import (
 from emulate.verify.runner import Runner
 
 CONFIRMING_ULPS = 16.0
+OTHER_RUNS = 2
+"""The reference and its first noise run: as many as a program needs that trains the same model."""
+STARTS, EVALUATIONS = 6, 40
+"""So many of both a topology may take before causes get no further run: nearly all programs are judged with half of that."""
 SUMMAND_ULPS = 2.0
 """Noise, in units in the last place, for values that each replica rounds to 16 bits with an error of half a unit."""
 
@@ -79,6 +86,13 @@ class Price:
 
     starts: int
     evaluations: int
+
+    def __str__(self) -> str:
+        return f"{self.starts} starts of the program and {self.evaluations} evaluations of its steps"
+
+
+class _Spent(Exception):
+    """Say that no further run is made to find a cause."""
 
 
 @final
@@ -96,6 +110,7 @@ class Lab(Recorded):
         rounding_in_32_bits: The same with its layers in 32 bits.
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
         taping: The program's functions that take gradients: a replay gives them the other run's rows.
+        is_bounded: Whether causes have asked for more runs than they get.
     """
 
     def __init__(self, runner: Runner, seed: int, place: Topology = REFERENCE) -> None:
@@ -114,6 +129,9 @@ class Lab(Recorded):
         # Invariant: all of the topologies' runs know how many rows the program's functions draw, or none does.
         self._drawn: Mapping[str, int] = {}
         self._failed: dict[str, str] = {}
+        self._is_searching = False
+        self._num_topologies = 1
+        self.is_bounded = False
         self._joins: dict[tuple[Path, Path, str, int], Joins | None] = {}
 
     @property
@@ -125,9 +143,26 @@ class Lab(Recorded):
         """Tell the user how many runs may follow at most; 0 where that is open."""
         self._runner.expect(runs)
 
-    def plan_steps(self, num_runs: int) -> None:
-        """Note about how many runs are made: that decides whether they go on to the end of an epoch."""
-        self._runner.limit.num_runs = num_runs
+    def plan(self, num_topologies: int) -> None:
+        """Note how many topologies are judged: each may cost something, and runs go on to an epoch's end if they are few."""
+        self._num_topologies = num_topologies
+        self._runner.limit.num_runs = num_topologies + OTHER_RUNS
+
+    @contextlib.contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Make runs for a cause in this block, which ends where these have cost enough already."""
+        self._is_searching, before = True, self._is_searching
+        try:
+            yield
+        finally:
+            self._is_searching = before
+
+    def _check_price(self) -> None:
+        price, number = self.price, self._num_topologies
+        is_spent = price.starts >= number * STARTS or price.evaluations >= number * EVALUATIONS
+        if is_spent and self._is_searching and not self.settings.thorough:
+            self.is_bounded = True
+            raise _Spent
 
     def start_reference(self, variation: Variation = AS_IT_STANDS) -> Future[RunResult]:
         """Start a variation of the reference, or evaluate it."""
@@ -165,6 +200,11 @@ class Lab(Recorded):
     def has_noise(self, pair: RunPair) -> bool:
         """Return whether rounding is measured for two traces."""
         return pair.noise_of is not None
+
+    def has_dear_noise(self, pair: RunPair) -> bool:
+        """Return whether a noise run is a start of the program."""
+        run = None if pair.noise_of is None else self._runs.get(self._noise(pair.noise_of, 1))
+        return run is not None and not run.result().is_evaluated
 
     def measure_noise(self, pair: RunPair, number: int = NOISE_RUNS) -> Sequence[Trace]:
         """Make the first noise runs, as far as they are not made yet; return those that end well."""
@@ -248,6 +288,11 @@ class Lab(Recorded):
 
     def compare_switched(self, pair: RunPair, asked: Sequence[str]) -> Comparison | None:
         """Run both sides again with suspects switched off, the reference on the topology's rows: all, or each replica's."""
+        with contextlib.suppress(_Spent), self._searching():
+            return self._compare_switched(pair, asked)
+        return None
+
+    def _compare_switched(self, pair: RunPair, asked: Sequence[str]) -> Comparison | None:
         both, topology = switched_on_both_sides(pair.variation, asked), self._topology_switched(pair, asked)
         if topology is None:
             return None
@@ -256,6 +301,10 @@ class Lab(Recorded):
         variation = switched_on_one_device(both, asked, topology)
         if variation is None:
             return None
+        if variation.replay is not None and self.has_dear_noise(pair):  # what it rounds is known from the same steps
+            run = trace_of(self.run_reference(variation))
+            own = self.compare(pair, kinks=False, is_known=lambda first: first.is_clear)
+            return None if run is None else compare(run, topology, ()).with_noise_of(own)
         switched = self._pair_of_one_device(pair, variation, topology) or self.pair(variation, topology)
         if switched is None:
             if variation.replay is None or not variation.replay.is_only_evaluated:
@@ -266,7 +315,7 @@ class Lab(Recorded):
         of_program = replace(variation.source, replay=None)
         source = None if variation.follow is None else trace_of(self.run_reference(of_program))
         switched = replace(switched, variation=variation, source=source)
-        return self.compare(switched, kinks=switched.reference.follows)
+        return self.compare(switched, kinks=switched.reference.follows, is_known=lambda first: first.is_clear)
 
     def _topology_switched(self, pair: RunPair, asked: Sequence[str]) -> Trace | None:
         """Return the topology's run with suspects switched off, as far as they are switched off on both sides."""
@@ -281,6 +330,11 @@ class Lab(Recorded):
         self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int, *, may_start: bool = True
     ) -> Joins | None:
         """Find what must see the whole batch in a step; None where its function cannot be evaluated, or nothing is found."""
+        with contextlib.suppress(_Spent), self._searching():
+            return self._find_joins(pair, asked, optimizer, step, may_start)
+        return None
+
+    def _find_joins(self, pair: RunPair, asked: Sequence[str], optimizer: str, step: int, may_start: bool) -> Joins | None:
         topology = self._topology_switched(pair, asked)
         if topology is None:
             return None
@@ -298,6 +352,7 @@ class Lab(Recorded):
                 return None
         key = (source.directory, topology.directory, optimizer, step)
         if key not in self._joins:
+            self._check_price()
             found = self._runner.find_joins(source, local, topology, optimizer, step, permutes=self.permutes)
             self._joins[key] = Joins.read(found, optimizer, step)
         return self._joins[key]
@@ -340,7 +395,9 @@ class Lab(Recorded):
             own_hashes=what == "hashes",
             own_listing=what == "listing",
         )
-        return self.run_topology(run.topology, own)
+        with contextlib.suppress(_Spent), self._searching():
+            return self.run_topology(run.topology, own)
+        return None
 
     def places_of(self, what: str) -> Sequence[str]:
         """Return where the program's own files depend on `hashes` or on the `listing` of folders."""
@@ -376,6 +433,7 @@ class Lab(Recorded):
 
     def _run(self, spec: RunSpec, *, or_run: bool = True) -> Future[RunResult]:
         if spec not in self._runs:
+            self._check_price()
             self._runs[spec] = self._start(spec, or_run)
         return self._runs[spec]
 
@@ -390,6 +448,8 @@ class Lab(Recorded):
         if replay is not None:
             or_run = or_run and not replay.is_only_evaluated
             trace = trace_of(self.run_reference(replace(source, replay=None)))  # it takes the batches of all variations
+            if trace is not None and or_run and refusal(trace) is not None:  # then no other run has functions either
+                return self._runner.start(label, self.place, plan, reference=True)
             if trace is not None and not _fits(trace, replay):
                 source = replace(source, replay=replay.of_a_share)
         return self._runner.start_evaluated(label, self.place, plan, self.start_reference(source), or_run=or_run)

@@ -68,6 +68,10 @@ class Recorded:
         """Return whether rounding is measured for two traces."""
         return pair.noise_of is not None and bool(self._recorded)
 
+    def has_dear_noise(self, pair: RunPair) -> bool:
+        """Return whether a noise run is a start of the program."""
+        return False
+
     def measure_noise(self, pair: RunPair, number: int = NOISE_RUNS) -> Sequence[Trace]:
         """Return the first noise runs, without those that failed."""
         return self._recorded[:number] if pair.noise_of is not None else ()
@@ -110,13 +114,15 @@ class Recorded:
             return first
         return compare(pair.reference, pair.topology, every)
 
-    def compare(self, pair: RunPair, *, kinks: bool, is_known: Callable[[], bool] = lambda: False) -> Comparison:
+    def compare(
+        self, pair: RunPair, *, kinks: bool, is_known: Callable[[Comparison], bool] = lambda first: False
+    ) -> Comparison:
         """Compare with as few runs as say enough.
 
         Args:
             pair: What to compare.
             kinks: Whether units on the other side of a kink may be what differs.
-            is_known: Asked where the first comparison differs: whether that needs no further look.
+            is_known: Asked with the first comparison, where that differs: whether it needs no further look.
 
         Returns:
             The comparison, with runs of the program itself where only they show what it reports.
@@ -133,14 +139,14 @@ class Recorded:
                 )
         return comparison
 
-    def _compare_steps(self, pair: RunPair, kinks: bool, is_known: Callable[[], bool]) -> Comparison:
+    def _compare_steps(self, pair: RunPair, kinks: bool, is_known: Callable[[Comparison], bool]) -> Comparison:
         noise = self.measure_noise(pair, 1)
 
         def beside(noise: Sequence[Trace], confirmation: Sequence[Trace] = ()) -> Comparison:
             return compare(pair.reference, pair.topology, noise, confirmation=confirmation, source=pair.source)
 
         first = beside(noise)
-        if first.is_equivalent or is_known():
+        if first.is_equivalent or is_known(first) or (first.is_clear and self.has_dear_noise(pair)):
             return first
         if kinks and pair.reference.follows and _may_be_kinks(first):
             for number in (1, CONFIRMING_RUNS):  # one often shows all
@@ -150,8 +156,11 @@ class Recorded:
         if len(every := self.measure_noise(pair)) > len(noise):
             first = beside(every)
         if first.cancels or (kinks and _may_be_kinks(first)):
-            confirmation = self.confirm(pair)
-            return beside(every, confirmation) if confirmation else first
+            for number in (1, CONFIRMING_RUNS):
+                if confirmation := self.confirm(pair, number):
+                    first = beside(every, confirmation)
+                if first.is_equivalent or (first.is_clear and self.has_dear_noise(pair)):
+                    break
         return first
 
 

@@ -36,8 +36,6 @@ from emulate.verify.result import Met, RunResult, trace_of
 from emulate.verify.run_spec import AS_IT_STANDS, OWN_DRAWS, Variation
 from emulate.verify.verdict import BY_DESIGN, Reference, Run
 
-OTHER_RUNS = 2
-"""The reference and its first noise run: as many as a program needs that trains the same model."""
 _ORDER = told("order-matters")(
     "The training depends on the order of the examples in a batch. The noise floor comes from runs on one "
     "device with rounding errors alone, with the examples in order, and may be too low."
@@ -56,6 +54,10 @@ _AS_IT_IS = told("not-in-32-bits")(
 _IN_32_BITS = told("compared-in-32-bits")(
     "The program computes in {}. gpudist compares runs with its layers in 32 bits, where rounding errors hide less; if they "
     "agree, it also compares the program as it is."
+)
+_BOUNDED = told("stopped-looking")(
+    "gpudist has stopped looking for causes: {} were made. There may be another cause, or one that has a simpler reason. "
+    "`--thorough` looks on without a limit."
 )
 _NO_FAULTS = told("without-faults")("gpudist did not run it with its faults, because without them it does not reach its end.")
 _RUNS_WITH_XLA = told("runs-with-xla")("gpudist ran the program once more as it is written, with XLA: it does not fail.")
@@ -114,7 +116,7 @@ class Session:
             UsageError: When the program ends well and never trains.
         """
         lab = self._lab
-        lab.plan_steps(len(topologies) + OTHER_RUNS)
+        lab.plan(len(topologies))
         first = lab.start_topology(topologies[0])
         reference = lab.run_reference()
         if reference.status != "ok":
@@ -274,6 +276,9 @@ class Session:
             self._cases[run.topology] = lambda: self._case(as_it_is, AS_IT_STANDS)
         if judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
+        if self._lab.is_bounded:
+            self._lab.is_bounded = False
+            judgement = replace(judgement, notes=(*judgement.notes, _BOUNDED.format(self._lab.price)))
         judged = judgement.fill(unjudged(run, reference))
         return judged if as_it_is.recovery is None else with_faults(judged, as_it_is.recovery)
 

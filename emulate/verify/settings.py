@@ -127,4 +127,5 @@ class Settings:
     budget: int = ProbePlan.budget
     faults: tuple[Fault, ...] = ()
     restarts: int = 3
+    thorough: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -68,7 +68,7 @@ def rebase_where_turns_matter(case: Case, step: int) -> str | None:
         What agrees with it, and what does not, in words; None where it does not explain the gradients, or turns do not matter.
     """
     way = _explaining(case, step)
-    if way is None or _explains(case, f"{way.switch}-regrouped", step, way.first):
+    if way is None:
         return None
     backwards = f"{way.switch}-backwards"
     if _apart(case, backwards, step, way.first) is None or _explains(case, backwards, step, way.first):

@@ -136,7 +136,7 @@ def test_the_library_is_called_with_the_defaults_of_the_contract(verified, folde
         "topology": [Topology(1, 4)], "device": "auto", "seed": 0, "steps": "auto", "strict": False,
         "timeout": 300.0, "network": "own",
         "all_reduce": "auto", "precision": "float32", "allow": (), "reference_args": None, "traces": None,
-        "faults": (), "restarts": 3, "virtual": False, "certificate": None,
+        "faults": (), "restarts": 3, "virtual": False, "thorough": False, "certificate": None,
     }  # fmt: skip
 
 
@@ -145,7 +145,8 @@ def test_every_option_reaches_the_library(verified, folder):
         "--topology", "2x2", "train.py", "--topology", "1x3", "--topology", "2x2", "--device", "cpu", "--seed", "7",
         "--steps", "all", "--timeout", "9.5", "--network", "host", "--all-reduce", "ring", "--precision", "float64",
         "--allow", "loss-scaling", "--allow", "loss-scaling", "--reference-arg", "-b", "--reference-arg", "4",
-        "--fault", "kill:host=1,step=5", "--restarts", "1", "--traces", "kept", "--strict", "--", "-b", "1", "--topology", "--",
+        "--fault", "kill:host=1,step=5", "--restarts", "1", "--traces", "kept", "--strict", "--thorough", "--", "-b", "1",
+        "--topology", "--",
     )  # fmt: skip
     assert program.args == ("-b", "1", "--topology", "--")
     assert {name: value for name, value in options.items() if name != "progress"} == {
@@ -153,7 +154,7 @@ def test_every_option_reaches_the_library(verified, folder):
         "network": "host",
         "all_reduce": "ring", "precision": "float64", "allow": ("loss-scaling", "loss-scaling"), "reference_args": ("-b", "4"),
         "traces": Path("kept"), "faults": ("kill:host=1,step=5",), "restarts": 1, "strict": True,
-        "virtual": False, "certificate": None,
+        "virtual": False, "thorough": True, "certificate": None,
     }  # fmt: skip
     assert (folder / "kept").is_dir()
 
