@@ -77,6 +77,22 @@ def test_a_sparse_gradient_stays_sparse_and_that_of_a_large_table_is_its_own(
     assert np.array_equal(rows.numpy(), expected)
 
 
+def test_each_entry_of_a_sparse_gradient_is_multiplied_by_the_factor_of_the_whole(other: Path) -> None:
+    """An optimizer that squares the entries of a row, one after the other, makes the same update then."""
+    import tensorflow as tf
+
+    class Slices(tf.IndexedSlices):
+        def __add__(self, _: float) -> Slices:
+            return self
+
+    whole, part = LOCALS.sum(axis=0) / 4, np.array([[1.0, -2.0]], "f4")
+    own = Slices(
+        tf.constant(np.concatenate([whole[[2]] - part, whole[[0]], part])), tf.constant([2, 0, 2]), tf.constant([3, 2])
+    )
+    (one,) = applied(Follow(other), own)
+    np.testing.assert_allclose(one.values.numpy(), 4 * own.values.numpy(), rtol=1e-6)
+
+
 def adam_loop() -> None:
     custom_loop(optimizer="adam")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import emulate
 from emulate.recorder import ProbePlan
 from emulate.topology import REFERENCE, Topology
 from emulate.trace import Trace
+from emulate.verify.lab import STARTS, Lab
 from emulate.verify.recorded import RunPair
 from emulate.verify.result import RunResult
+from emulate.verify.run_spec import AS_IT_STANDS
 from tests.emulate.verify.cases import Folder, loop
 from tests.emulate.verify.fake_runner import FakeRunner, lab_of
 from tests.emulate.verify.made_traces import Made
@@ -80,3 +84,55 @@ def test_one_device_runs_again_only_where_a_switch_may_matter_there(
     assert again is not None
     assert runs == asked
     assert again.is_equivalent == (seed == 0 or len(asked) == 2)
+
+
+def asking(folder: Folder, switches: list[str], **settings: Any) -> tuple[Lab, FakeRunner, int]:
+    """Ask a lab that cannot evaluate steps for one switch after the other; return also how often it answers."""
+
+    def answer(label: str, topology: Topology, plan: ProbePlan) -> Trace:
+        return folder.trained(Problem(steps=3), topology.num_replicas)
+
+    runner = FakeRunner(answer, evaluates=False, **settings)
+    lab, trace = lab_of(runner), folder.trained(Problem(steps=3), 4)
+    pair = RunPair(trace, trace, run=RunResult("1x4", Topology.parse("1x4"), trace))
+    return lab, runner, sum(lab.compare_switched(pair, [switch]) is not None for switch in switches)
+
+
+SWITCHES = ["no-clipping", "batchnorm-synchronized", "in-32-bits"]
+
+
+def test_causes_get_no_further_run_after_six_starts(folder: Folder) -> None:
+    lab, runner, answered = asking(folder, SWITCHES * 2)
+    assert len(runner.started) <= STARTS
+    assert lab.is_bounded
+    assert answered == 2 * 2  # what is known already is answered in any case
+
+
+def test_a_thorough_search_has_no_bound(folder: Folder) -> None:
+    lab, runner, answered = asking(folder, SWITCHES, thorough=True)
+    assert len(runner.started) > STARTS
+    assert (lab.is_bounded, answered) == (False, len(SWITCHES))
+
+
+def test_a_bound_never_stops_what_every_verdict_needs(folder: Folder) -> None:
+    lab, _, _ = asking(folder, SWITCHES)
+    assert lab.run_topology(Topology.parse("2x2")).status == "ok"
+    assert lab.repeat().status == "ok"
+
+
+def test_rounding_is_not_measured_again_by_starts_of_the_program(folder: Folder) -> None:
+    """What replays the replicas' rows has the noise of the same steps, where each noise run would be a start."""
+    problem, wrong = Problem(steps=3), Problem(steps=3, seed=1)
+    reference, topology, noise = folder.trained(problem), folder.trained(wrong, 4), folder.noise(problem)
+
+    def answer(label: str, at: Topology, plan: ProbePlan) -> Trace:
+        return noise[plan.noise_seed - 1] if plan.perturb else folder.trained(wrong if plan.replay else problem)
+
+    runner = FakeRunner(answer, evaluates=False)
+    lab = lab_of(runner)
+    lab.pair(AS_IT_STANDS, topology)
+    before = len(runner.started)
+    again = lab.compare_switched(RunPair(reference, topology, run=RunResult("1x4", topology.topology, topology)), ["replay"])
+    assert again is not None
+    assert again.first_step("gradient") is None
+    assert [label for label in runner.started[before:] if "noise" in label] in ([], ["noise 2", "noise 3"])
