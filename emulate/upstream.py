@@ -259,6 +259,12 @@ def batchnorm_class(package: str) -> Any:
     return module.BatchNormalization if package == KERAS_3 else module.BatchNormalizationBase
 
 
+def is_synchronized(layer: Any, mask: Any) -> bool:
+    """Return whether a BatchNormalization takes its statistics from all replicas; Keras 3.15 does not where there is a mask."""
+    of_keras = KERAS_3 in {cls.__module__.partition(".layers")[0] for cls in type(layer).__mro__}
+    return bool(getattr(layer, "synchronized", False)) and not (of_keras and mask is not None)
+
+
 def replicas_summed(optimizer: Any) -> int:
     """Return over how many replicas gpudist_core has summed the gradients for an optimizer's own `apply`; 1 for none."""
     import tensorflow as tf

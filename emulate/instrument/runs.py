@@ -175,6 +175,20 @@ def _see_layers(recorder: Recorder) -> None:
     """Record the outermost layers called in a step, of each imported Keras."""
     for package in ("keras", "tf_keras"):
         when_imported(package, functools.partial(_wrap_layers, recorder))
+    when_imported("keras", lambda: _see_masks(recorder))
+
+
+def _see_masks(recorder: Recorder) -> None:
+    """Record the layers of Keras 3 that are not synchronized, whatever they say, because their input has a mask."""
+    cls = upstream.batchnorm_class(upstream.KERAS_3)
+    signature = inspect.signature(cls.call)
+
+    @around(cls, "call")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if signature.bind(self, *args, **kwargs).arguments.get("mask") is not None:
+            for name in ("batchnorm", "masked"):
+                recorder.facts.add(name, *(recorder.names.of(variable) for variable in self.non_trainable_variables))
+        return original(self, *args, **kwargs)
 
 
 def _wrap_layers(recorder: Recorder) -> None:

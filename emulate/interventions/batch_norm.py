@@ -102,7 +102,7 @@ def _normalize_by_share(cls: Any, splits: Sequence[Sequence[int]]) -> None:
     def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(self, *args, **kwargs).arguments
         training = arguments.get("training")
-        if training is None or training is False or not self.trainable or getattr(self, "synchronized", False):
+        if training is None or training is False or not self.trainable or upstream.is_synchronized(self, arguments.get("mask")):
             return original(self, *args, **kwargs)
         return _of_shares(original, arguments, self.non_trainable_variables, splits)
 

@@ -19,6 +19,7 @@ class Facts:
         optimizers: Of each optimizer class, clipnorm, clipvalue, global_clipnorm, weight_decay, loss_scale, learning_rate,
             scheduled, settings.
         batchnorm: Names of BatchNormalization variables that are not synchronized.
+        masked: Those of them that cannot be, because the layer's input has a mask.
         regularized: Names of variables with a Keras regularizer.
         clipped_by: Which of tf.clip_by_* a step calls.
         dropout: Names of dropout layers.
@@ -60,6 +61,7 @@ class Facts:
     mapped: dict[str, Any] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     batchnorm: list[str] = field(default_factory=list)
+    masked: list[str] = field(default_factory=list)
     regularized: list[str] = field(default_factory=list)
     dropout: list[str] = field(default_factory=list)
     clipped_by: list[str] = field(default_factory=list)

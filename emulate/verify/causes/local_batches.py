@@ -228,11 +228,15 @@ def _search_batchnorm(case: Case) -> Sign | None:
         first, gone = case.base.exceeding[0], again.is_equivalent_but_for_kinks
         case.rebase(again, switch)
         case.notes.append(told("normalized-alike")(f"gradients, weights and losses were compared {_ALIKE[switch]}"))
-        return _sign_of_statistics(statistics, _with_switch(first, again, _ALIKE[switch], gone)) if gone or statistics else None
+        return (
+            _sign_of_statistics(case, statistics, _with_switch(first, again, _ALIKE[switch], gone))
+            if gone or statistics
+            else None
+        )
     if not statistics:
         return None
     case.cut(min(p.step for p in statistics), "BatchNormalization affects them, and gpudist could not synchronize it")
-    return _sign_of_statistics(statistics, "")
+    return _sign_of_statistics(case, statistics, "")
 
 
 def _with_switch(first: Point, again: Comparison, alike: str, gone: bool) -> str:
@@ -244,7 +248,7 @@ def _with_switch(first: Point, again: Comparison, alike: str, gone: bool) -> str
     return f"{before}; {alike} {left.measure.key.tensor} still differs from step {left.step} on"
 
 
-def _sign_of_statistics(statistics: list[Point], switched: str) -> Sign:
+def _sign_of_statistics(case: Case, statistics: list[Point], switched: str) -> Sign:
     numbers = [switched]
     if statistics:
         m = statistics[0].measure
@@ -252,9 +256,11 @@ def _sign_of_statistics(statistics: list[Point], switched: str) -> Sign:
     return Sign(
         "BatchNormalization uses the mean and variance of each replica's own examples, not of the whole batch.",
         "; ".join(part for part in numbers if part),
+        _OF_MASKS if case.facts.masked else None,
     )
 
 
+_OF_MASKS = "If the input of the layer has a mask"
 _MADE = made("loss", "BatchNormalization")
 BATCHNORM = Cause("batchnorm-local-statistics", _search_batchnorm, by_design=True, blame=(_MADE,))
 
