@@ -47,6 +47,7 @@ WHAT = {
 _OF_COST = {
     "digits_loop": "a small network in a compiled step, 400 steps",
     "transformer": "a transformer of 4 layers, 20 steps",
+    "unet": "a U-Net with a Dice term, 20 steps",
     "mobilenet_fit": "MobileNetV2 in `fit`, 20 steps",
     "resnet50": "ResNet50 in a compiled step, 20 steps",
 }
