@@ -50,6 +50,7 @@ class Forward:
         rows: The names of the tensors of examples, by key.
         nodes: All nodes of the graph by name.
         order: The names of the nodes of the forward pass, each after those that it takes.
+        assigned: The names of the tensors that the step assigns to variables before it reads these.
     """
 
     def __init__(self, trace: Path, number: int, optimizer: str) -> None:
@@ -73,6 +74,7 @@ class Forward:
         self._switched: Mapping[str, str] = {}
         self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
         renamed = {tensor_name(name): self.rows[key] for key, name in inputs.items()}
+        self.assigned = self._read_what_is_assigned()
         for node in self._graph.node:
             node.device = ""
             for name in ("_class", "_gradient_op_type"):  # functions of custom gradients live in the program's process
@@ -83,6 +85,32 @@ class Forward:
             self._split(mean)
         self.nodes = {node.name: node for node in self._graph.node}
         self.order = self._in_order(self.objectives, set(self.rows.values()))
+
+    def _read_what_is_assigned(self) -> list[str]:
+        """Let what reads a variable after the step has assigned it take what was assigned; return the names of that."""
+        from tensorflow.core.framework import attr_value_pb2
+
+        by_name, values = {node.name: node for node in self._graph.node}, dict[str, str]()
+        for node in [node for node in self._graph.node if node.op == "ReadVariableOp"]:
+            resource, *controls = node.input
+            before = (by_name[entry[1:]] for entry in controls if entry.startswith("^"))
+            write = next((one for one in before if one.op in _WRITES and one.input[0] == resource), None)
+            if write is None:
+                continue
+            dtype = attr_value_pb2.AttrValue(type=node.attr["dtype"].type)
+            if write.name not in values:
+                values[write.name] = tensor_name(write.input[1])
+                if _WRITES[write.op]:
+                    own = f"{write.name}/before"
+                    self._graph.node.add(name=own, op="ReadVariableOp", input=[resource], attr={"dtype": dtype})
+                    made = f"{write.name}/after"
+                    self._graph.node.add(name=made, op=_WRITES[write.op], input=[own, write.input[1]], attr={"T": dtype})
+                    values[write.name] = f"{made}:0"
+            node.op = "StopGradient"  # no gradient passes through a variable
+            node.attr.clear()
+            node.attr["T"].CopyFrom(dtype)
+            _take(node, [values[write.name]])
+        return list(dict.fromkeys(values.values()))
 
     def _without_identities(self) -> None:
         """Leave out what has its input as its result: runs have other numbers of them, and so other names.
@@ -101,6 +129,7 @@ class Forward:
             _take(node, [shown(tensor_name(entry)) for entry in node.input])
             node.name = node_of(sums.get(f"{node.name}:0", node.name))
         self.objectives, self.own_sums = list(map(shown, self.objectives)), list(sums.values())
+        self.assigned = list(map(shown, self.assigned))
 
     def inputs(self, node: str) -> list[str]:
         """Return the names of the tensors that a node takes."""
@@ -242,6 +271,8 @@ class Forward:
         self._graph.node.extend(made)
 
 
+_WRITES = {"AssignVariableOp": "", "AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+"""What a step assigns variables with, and what that makes of their value before."""
 SIZES = ("Shape", "ShapeN", "Size")
 TOTAL, NUMBER = "/total", "/number"
 """Ends of the names of a mean's sum and of its divisor."""

@@ -248,12 +248,16 @@ class Shares:
         whole: The forward pass of one device.
         local: That of a share.
         shares: The examples of each share.
+
+    Attributes:
+        combine: What replicas make of what each of them assigns to a variable; None where each keeps its own.
     """
 
     def __init__(self, whole: Forward, local: Forward, shares: Sequence[Rows]) -> None:
         self.whole, self._local, self._shares = whole, local, shares
         self.counts = [num_rows(rows) for rows in shares]
         self.mixing, self.evaluations = Mixing(whole, shares, local), 0
+        self.combine: Callable[[Sequence[Any]], Any] | None = None
         self._totals: dict[tuple[frozenset[str], frozenset[str], bool], Gradients] = {}
         values = self.mixing.values
         ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *self._numbers()])
@@ -287,13 +291,19 @@ class Shares:
             self._totals[key] = self._evaluated(some, values_only, once)
         return self._totals[key]
 
+    def forget(self, combine: Callable[[Sequence[Any]], Any]) -> None:
+        """Go on with one value of what the replicas assign, which is made so of theirs."""
+        self.combine = combine
+        self._totals.clear()
+        self._made.clear()
+
     def _evaluated(self, some: Collection[str], values_only: Collection[str], once: bool) -> Gradients:
         import tensorflow as tf
 
         factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in self.mixing.values)], 1.0)
         factors |= dict.fromkeys(self.same(factors), 1 / len(self._shares)) if once else {}
         try:
-            made = self._losses_with(factors, self._switches.keys())
+            made = self._losses_with(factors, self._switches.keys()) if self.combine is None else {}
         except (tf.errors.OpError, ValueError):
             made = {}
         if not (made and all(np.all(np.isfinite(value)) for values in made.values() for value in values)):
@@ -323,6 +333,11 @@ class Shares:
             parts |= {name: parts[name] * np.asarray(factors.get(name, 1.0), parts[name].dtype) for name in floats}
             are_on = {f"switch of {name}": np.array(name in factors) for name in switches}
             given.append({self._local.rows[key]: value for key, value in rows.items()} | parts | are_on)
+        if self.combine is not None:
+            assigned = [name for name in self._local.assigned if name not in factors]
+            assign = function_of(functools.partial(self._local.imported, fetched=assigned), given[0])
+            together = dict(zip(assigned, map(self.combine, zip(*map(assign, given), strict=True)), strict=True))
+            given, cut = [values | together for values in given], [*cut, *assigned]
         key = frozenset(switches), frozenset(cut)
         if key not in self._made:
             forward = self._local.with_switches(self._switches) if switches else self._local
@@ -411,6 +426,14 @@ class _Noise:
         return np.concatenate([np.ravel(value) / self._floor[name] for name, value in gradients.items()])
 
 
+def _mean(values: Sequence[Any]) -> Any:
+    return np.mean(values, axis=0, dtype=np.asarray(values[0]).dtype)
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return values[0]
+
+
 def needed(candidates: Sequence[str], is_enough: Callable[[Collection[str]], bool]) -> list[str]:
     """Return the candidates of which none can be left out: halves are tried before single ones."""
     kept = list(candidates)
@@ -465,9 +488,17 @@ class _Experiments:
             raise NoAnswer("the forward pass, derived again, does not give the gradient that was recorded")
         if noise.apart(shares.total(mixing.found), one) > 1:
             raise NoAnswer("the shares do not give one device's gradient with everything from the whole batch")
-        self._topologys = self._way_of(theirs)
+        self._topologys = self._way_of(theirs) or self._way_of_combined(theirs)
 
-    def _way_of(self, theirs: Gradients) -> _Way:
+    def _way_of_combined(self, theirs: Gradients) -> _Way:
+        """Return how the topology's gradients are made where replicas have one value of what each of them assigns."""
+        for combine in (_mean, _first) if self._shares.whole.assigned else ():
+            self._shares.forget(combine)
+            if (way := self._way_of(theirs)) is not None:
+                return way
+        raise NoAnswer("something besides mixing stands between the replicas' gradients and one device's")
+
+    def _way_of(self, theirs: Gradients) -> _Way | None:
         """Return how the topology's gradients are made of the shares' without joins."""
         once = self._shares.total([])
         more = _less(self._shares.total([], once=False), once)
@@ -476,9 +507,7 @@ class _Experiments:
         found, *_ = np.linalg.lstsq(np.stack(weighted, axis=1), self._noise.in_units(theirs), rcond=None)
         factors = [1.0 if abs(factor - 1) < _COMMUTES else float(factor) for factor in found]
         way = _Way(factors[0], factors[1] if len(factors) > 1 else 0.0)
-        if self._noise.apart(way.of(once, more), theirs) > 1:
-            raise NoAnswer("something besides mixing stands between the replicas' gradients and one device's")
-        return way
+        return way if self._noise.apart(way.of(once, more), theirs) <= 1 else None
 
     def _is_enough(self, some: Collection[str], way: _Way, only: Sequence[str] = ()) -> bool:
         import tensorflow as tf
@@ -555,6 +584,7 @@ class _Experiments:
             "value_alone": is_value,
             "of_data": not of_variables,
             "scales": kind not in ("constant", "rows") and self._only_scales(name),
+            "is_assigned": bool(whole.assigned) and not whole.after({name}, whole.assigned) & {*map(node_of, whole.objectives)},
         }
 
     def _kind(self, name: str, node: Any) -> str:

@@ -20,6 +20,7 @@ class Member:
         value_alone: Whether no gradient need pass through it.
         of_data: Whether it depends on no variable.
         scales: Whether it multiplies or divides what examples have, and is not added to it.
+        is_assigned: Whether the loss depends on it only by a variable that the step assigns and then reads.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Member:
     value_alone: bool
     of_data: bool
     scales: bool
+    is_assigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Joins:
             are_divisors = [one.kind in ("number", "count") for one in pair]
             if sum(are_divisors) == 1:  # of one mean
                 own = pair[are_divisors.index(False)]
-                member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales)
+                member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales, own.is_assigned)
             members[name] = member
         return cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
 
@@ -77,7 +79,7 @@ class Joins:
     @property
     def numbers(self) -> Sequence[Member]:
         """Return the numbers of examples by which a part of the loss is divided."""
-        return [one for one in self.members if one.kind == "number"]
+        return [one for one in self.members if one.kind == "number" and not one.is_assigned]
 
     @property
     def normalizers(self) -> Sequence[Member]:
@@ -95,8 +97,13 @@ class Joins:
         return [one for one in self.members if one.kind == "constant"]
 
     @property
+    def assigned(self) -> Sequence[Member]:
+        """Return what the replicas assign to variables that the loss then reads."""
+        return [one for one in self.members if one.is_assigned]
+
+    @property
     def _mixing(self) -> Sequence[Member]:
-        return [one for one in self.members if one.kind not in ("number", "constant")]
+        return [one for one in self.members if one.kind not in ("number", "constant") and not one.is_assigned]
 
 
 def _is_of_layer(name: str, layer: str) -> bool:

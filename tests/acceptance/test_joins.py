@@ -23,6 +23,9 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
+    averaged = tf.Variable(tf.ones(10), trainable=False, aggregation=tf.VariableAggregation.MEAN)
+    read = tf.VariableSynchronization.ON_READ
+    own = tf.Variable(1.0, trainable=False, synchronization=read, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 def step(x, y, known):
     context, SUM = tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM
     with tf.GradientTape() as tape:
@@ -54,6 +57,17 @@ OVERLAP = """
         either = {whole}tf.reduce_sum(y + guess){end}
         loss = (1 - 2 * both / either) / strategy.num_replicas_in_sync
 """
+AVERAGED = """
+        squares = {whole}tf.reduce_sum(x**2, axis=0){end}
+        averaged.assign(0.9 * averaged + 0.1 * tf.sqrt(squares))
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(y, model(x / averaged, training=True))
+        loss = tf.reduce_sum(losses) / 16
+"""
+OWN = """
+        size = {whole}tf.reduce_sum(tf.abs(x)){end}
+        own.assign(0.9 * own + 0.1 * size)
+        loss = tf.reduce_sum(losses) / 16 / own
+"""
 OF_REPLICA = {"whole": "", "end": "", "divided": " / strategy.num_replicas_in_sync"}
 SUMMED = {"whole": "context.all_reduce(SUM, ", "end": ")", "divided": ""}
 GATHERED = {"whole": "context.all_gather(", "end": ", axis=0)"}
@@ -62,6 +76,8 @@ CASES = {
     "a count plus one": (PLUS_ONE, SUMMED, "local-normalization", "counts"),
     "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
     "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
+    "a variable that averages what replicas assign": (AVERAGED, SUMMED, "variable-aggregation", "squares"),
+    "a variable of each replica": (OWN, SUMMED, "variable-aggregation", "size"),
 }
 FIXED_BATCH = ", drop_remainder=True"
 

@@ -21,7 +21,7 @@ from emulate.verify.causes import (
     shared_files,
     updates,
 )
-from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, names_in_words
+from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, is_assigned, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
@@ -74,7 +74,7 @@ def _blame(case: Case, first: Point) -> list[Blame]:
 
 def _assigned(case: Case, step: int) -> list[str]:
     """Return variables that the step assigns itself and that differ in the same step."""
-    points = (point for point in case.base.exceeding if point.step == step and updates.is_assigned(case, point))
+    points = (point for point in case.base.exceeding if point.step == step and is_assigned(case, point))
     return list(dict.fromkeys(point.measure.key.tensor for point in points))
 
 

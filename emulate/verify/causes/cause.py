@@ -13,6 +13,9 @@ from pathlib import Path
 
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
+from emulate.verify.compare import Point
+from emulate.verify.compared_runs import complete
+from emulate.verify.gradients import names_of
 from emulate.verify.lines import Blame, locate
 from emulate.verify.verdict import Finding, url_of
 
@@ -259,3 +262,12 @@ def names_in_words(names: Sequence[str], most: int = 2) -> str:
     """Return the first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def is_assigned(case: Case, point: Point) -> bool:
+    """Return whether a point belongs to a variable that the step assigns: the program's, or an untrained one of a layer."""
+    key = point.measure.key
+    if key.kind != "weight":
+        return key.kind == "variable"
+    steps = complete(case.base.runs.reference, key.optimizer)
+    return bool(steps) and key.tensor not in names_of(steps[0]) and key.tensor not in case.facts.batchnorm

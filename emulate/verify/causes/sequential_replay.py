@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from emulate.told import told
 from emulate.verify.arithmetic import are_equal
 from emulate.verify.case import Case
-from emulate.verify.causes.updates import is_assigned
+from emulate.verify.causes.cause import is_assigned
 from emulate.verify.compare import Comparison, explains_up_to
 
 REPLAY = "one device that processes the replicas one after the other (sequential replay)"

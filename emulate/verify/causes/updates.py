@@ -13,7 +13,8 @@ from emulate.digits import told_apart
 from emulate.trace import StoredArray, Trace
 from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, as_factor, names_in_words, numbers
+from emulate.verify.causes.cause import Cause, Sign, as_factor, is_assigned, names_in_words, numbers
+from emulate.verify.causes.joined import lines_of, said_by_joins
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import Floats, aligned, is_numeric, names_of, state_before, state_of, weight_of, weights_before
@@ -161,8 +162,30 @@ UPDATE_SCALING = Cause(
 
 
 def _search_assigned(case: Case) -> Sign | None:
+    if (read := _of_what_the_loss_reads(case)) is not None:
+        return read
     points = [point for point in case.base.exceeding if is_assigned(case, point)]
     return (_of_assigned(case, points) if points else _of_first(case)) or _of_copies(case)
+
+
+def _of_what_the_loss_reads(case: Case) -> Sign | None:
+    """Check for a variable that each replica assigns from its own examples, and that the loss of the same step reads."""
+    if not any(not record.get("called") for record in case.lines.of("assigned")):
+        return None
+    joins = case.joins
+    if joins is None or not joins.assigned or len(joins.assigned) < len(joins.members):
+        return None
+    how = said_by_joins(case, joins.assigned)
+    case.cut(
+        joins.step, "replicas assign to a variable what their own examples give, and their losses read it", at=("variable",)
+    )
+    case.explain(lambda point: is_assigned(case, point))
+    return Sign(
+        "Each replica assigns to a variable what its own examples give, and its loss reads that in the same step.",
+        how,
+        _OF_EXAMPLES,
+        blame=lines_of(joins.assigned),
+    )
 
 
 def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
@@ -286,19 +309,11 @@ def _of_copies(case: Case) -> Sign | None:
     return None
 
 
+_OF_EXAMPLES = "If the value depends on the examples"
 _IN_THE_SCOPE = "If all replicas share one variable"
 _OF_PARTS = "If the optimizer makes up for the mean"
 _COUNT_ALL = "If it counts the examples of one replica"
 _TRAINED = ("initial-weight", "gradient", "weight")
-
-
-def is_assigned(case: Case, point: Point) -> bool:
-    """Return whether a point belongs to a variable that the step assigns: the program's, or an untrained one of a layer."""
-    key = point.measure.key
-    if key.kind != "weight":
-        return key.kind == "variable"
-    steps = complete(case.base.runs.reference, key.optimizer)
-    return bool(steps) and key.tensor not in names_of(steps[0]) and key.tensor not in case.facts.batchnorm
 
 
 def _assigned_value(trace: Trace, key: Key, step: int) -> StoredArray | None:
