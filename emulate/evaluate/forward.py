@@ -93,7 +93,7 @@ class Forward:
         by_name, values = {node.name: node for node in self._graph.node}, dict[str, str]()
         for node in [node for node in self._graph.node if node.op == "ReadVariableOp"]:
             resource, *controls = node.input
-            before = (by_name[entry[1:]] for entry in controls if entry.startswith("^"))
+            before = (by_name[entry[1:]] for entry in controls if entry[1:] in by_name)
             write = next((one for one in before if one.op in _WRITES and one.input[0] == resource), None)
             if write is None:
                 continue

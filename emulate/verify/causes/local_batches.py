@@ -228,11 +228,8 @@ def _search_batchnorm(case: Case) -> Sign | None:
         first, gone = case.base.exceeding[0], again.is_equivalent_but_for_kinks
         case.rebase(again, switch)
         case.notes.append(told("normalized-alike")(f"gradients, weights and losses were compared {_ALIKE[switch]}"))
-        return (
-            _sign_of_statistics(case, statistics, _with_switch(first, again, _ALIKE[switch], gone))
-            if gone or statistics
-            else None
-        )
+        how = _with_switch(first, again, _ALIKE[switch], gone)
+        return _sign_of_statistics(case, statistics, how) if gone or statistics else None
     if not statistics:
         return None
     case.cut(min(p.step for p in statistics), "BatchNormalization affects them, and gpudist could not synchronize it")
