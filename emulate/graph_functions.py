@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from emulate.imports import tf
+
 
 def load(module: str) -> Any:
     """Import a private module of TensorFlow or Keras."""
@@ -105,8 +107,6 @@ def mark_virtual(graph: Any, number: Any, count: int) -> None:
 
 def virtual_replicas() -> tuple[Any, int] | None:
     """Return, where the graph under construction serves several replicas, the tensor with the number and their count."""
-    import tensorflow as tf
-
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and not hasattr(graph, _REPLICAS):
         graph = getattr(graph, "outer_graph", None)

@@ -1,13 +1,24 @@
-"""Run an action once a module has been imported, now or later."""
+"""Import TensorFlow when it is first used; run an action once a module has been imported, now or later."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
+
+
+class _TensorFlow:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("tensorflow"), name)
+
+
+tf: Any = _TensorFlow()
+"""The names of TensorFlow, which is imported when the first of them is used: importing emulate imports no TensorFlow."""
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:

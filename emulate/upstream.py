@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate.graph_functions import load
+from emulate.imports import tf
 
 KERAS_3 = "keras.src"
 LEGACY_KERAS = "tf_keras.src"
@@ -98,9 +99,7 @@ def tape_class() -> Any:
 
 def modules_with_gradients() -> list[Any]:
     """Return the modules of which a program may call `gradients`, the function of graphs (TF 2.21)."""
-    import tensorflow as tf
-
-    return [tf, tf.compat.v1]
+    return [load("tensorflow"), tf.compat.v1]
 
 
 def is_recording() -> bool:
@@ -135,8 +134,6 @@ def handle_of(variable: Any) -> Any:
 
 def value_of(handle: Any) -> Any:
     """Return the value of the variable with a handle; None of one without a value, and of other resources."""
-    import tensorflow as tf
-
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or not data.shape_and_type:
         return None
@@ -150,8 +147,6 @@ def value_of(handle: Any) -> Any:
 
 def eager_origin(tensor: Any, graph: Any) -> Any:
     """Return the eager tensor that a graph captures in the end by a tensor of an outer graph; None where that computes it."""
-    import tensorflow as tf
-
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         graph = getattr(graph, "outer_graph", None)
         outers = [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
@@ -261,8 +256,6 @@ def batchnorm_class(package: str) -> Any:
 
 def replicas_summed(optimizer: Any) -> int:
     """Return over how many replicas gpudist_core has summed the gradients for an optimizer's own `apply`; 1 for none."""
-    import tensorflow as tf
-
     ours = sys.modules.get("gpudist_core.upstream.optimizers")
     context = tf.distribute.get_replica_context()
     if ours is None or context is None or not ours.is_summed(optimizer):
@@ -641,8 +634,6 @@ def copy_of(variable: Any, local: int) -> Any:
 
 def static_int(value: Any) -> int:
     """Return a replica's number: a constant in every strategy of one or several hosts."""
-    import tensorflow as tf
-
     static = tf.get_static_value(value)
     return int(static) if static is not None else 0
 
@@ -669,8 +660,6 @@ def is_of_metric(variable: Any) -> bool:
 
 def is_count_of_each(variable: Any) -> bool:
     """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
-    import tensorflow as tf
-
     if is_of_metric(tf_variable(variable)):
         return True
     if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:

@@ -20,6 +20,7 @@ from emulate.devices import upstream
 from emulate.devices.config import calling_module
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.replicas import in_ring_order
+from emulate.imports import tf
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
@@ -157,8 +158,6 @@ def _ending_walks(operation: Any) -> Any:
     them for each sum in the step, in time that grows with the square of their size. A MobileNet whose batch normalizations are
     synchronized was traced for more than ten minutes.
     """
-    import tensorflow as tf
-
     real = operation.batch_reduce
 
     def ended(sums: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
+from emulate.imports import tf
 
 
 def defer_past_control_flow(tell: Callable[[], None]) -> None:
@@ -56,8 +57,6 @@ def sum_in_one_order() -> None:
 
 
 def _gather_and_add(launcher: Any, tensor: Any, control_input: Any, options: Any) -> Any:
-    import tensorflow as tf
-
     # Nothing gathers 16 bits of bfloat16; float32 has all of its numbers, and the values are added as what they are.
     wide = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
     with tf.device(launcher._device), tf.control_dependencies([] if control_input is None else [control_input]):
@@ -154,8 +153,6 @@ def leave_datasets_untuned() -> None:
 
     @functools.wraps(real)
     def apply(self: Any) -> Any:
-        import tensorflow as tf
-
         dataset = real(self)
         if dataset.options().autotune.enabled is not None:
             return dataset

@@ -13,6 +13,7 @@ from typing import Any
 from emulate.devices import upstream
 from emulate.devices.gpus import EmulatedGpus
 from emulate.errors import UsageError
+from emulate.imports import tf
 
 _HERE = (None, "localhost")
 
@@ -65,8 +66,6 @@ class DeviceNames:
         """
         named = [devices] if isinstance(devices, str) else list(devices)
         if self._gpus.plan.reference:
-            import tensorflow as tf
-
             reals = [self.real(device) for device in reversed(named)]
             return list({int(tf.DeviceSpec.from_string(name).device_index or 0): name for name in reals}.values())[::-1]
         if len(named) > max(self._gpus.num_cpus, self._gpus.num_logical):
@@ -83,8 +82,6 @@ class DeviceNames:
         return [f"{prefix}/device:{kind}:{i}" for i in range(self._gpus.num_for_strategies * hosts)]
 
     def _translate(self, text: str) -> str:
-        import tensorflow as tf
-
         spec = tf.DeviceSpec.from_string(text)
         if spec.device_type not in ("GPU", "CPU"):
             return text

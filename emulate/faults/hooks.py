@@ -14,7 +14,7 @@ from typing import Any
 from emulate import graph_functions
 from emulate.faults import upstream
 from emulate.faults.triggers import Counter, HostFaults, Send, Site, Triggers
-from emulate.imports import when_imported
+from emulate.imports import tf, when_imported
 
 _SAVING, _ARRAYS = "gpudist_core.checkpoints.saving", "gpudist_core.checkpoints.files"
 
@@ -114,8 +114,6 @@ class _Hooks:
         return result
 
     def _counter(self, optimizer: Any) -> Counter:
-        import tensorflow as tf
-
         if optimizer not in self._counters:
             with tf.init_scope():
                 made = upstream.steps_made(optimizer)
@@ -185,8 +183,6 @@ class _Hooks:
 
 def _is_first_replica() -> bool:
     """Return whether this is the first replica of this host, or code outside of replicas."""
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     if context is None:
         return True
@@ -201,7 +197,6 @@ def _is_first_replica() -> bool:
 def _call(act: Callable[[], None], after: Any = ()) -> Any:
     """Call it now, or each time this place of the graph is reached once what is given is there; returns the operation."""
     import numpy as np
-    import tensorflow as tf
 
     def acted() -> Any:
         act()
@@ -218,8 +213,6 @@ def _call(act: Callable[[], None], after: Any = ()) -> Any:
 
 def _after(act: Callable[[], None], build: Callable[[], Any]) -> Any:
     """Return the result of `build`; all of its operations wait for the call."""
-    import tensorflow as tf
-
     operation = _call(act)
     if operation is None:
         return build()
@@ -229,8 +222,6 @@ def _after(act: Callable[[], None], build: Callable[[], Any]) -> Any:
 
 def _gate(act: Callable[[], None], values: list[Any]) -> list[Any]:
     """Let users of tensors (or of pairs of gradient and variable) wait for a call, which runs when all tensors exist."""
-    import tensorflow as tf
-
     gradients = [value[0] if isinstance(value, tuple) else value for value in values]
     operation = _call(act, [t for t in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(t)])
     if operation is None:
@@ -241,8 +232,6 @@ def _gate(act: Callable[[], None], values: list[Any]) -> list[Any]:
 
 
 def _identity(value: Any) -> Any:
-    import tensorflow as tf
-
     if not tf.is_tensor(value):
         return value
     with graph_functions.device(value.device):
@@ -251,8 +240,6 @@ def _identity(value: Any) -> Any:
 
 def _updated(gradients: list[Any], optimizer: Any) -> list[Any]:
     """Return what exists after an optimizer's update: one variable, read again, and the gradients."""
-    import tensorflow as tf
-
     values = [value[0] if isinstance(value, tuple) else value for value in gradients]
     variables = [value[1] for value in gradients if isinstance(value, tuple)] or getattr(optimizer, "_trainable_variables", [])
     there = [t for t in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(t)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.point import around, when_imported
 from emulate.recorder.epochs import EpochsOfData, FirstEpoch
 
@@ -43,16 +44,12 @@ def _after_iter(cls: Any, tell: Callable[[Any], None]) -> None:
 
 
 def _of_dataset(dataset: Any) -> FirstEpoch:
-    import tensorflow as tf
-
     if not tf.executing_eagerly():
         return FirstEpoch()
     return FirstEpoch(_finite(int(dataset.cardinality())), upstream.last_batch(dataset))
 
 
 def _of_distributed(dataset: Any) -> FirstEpoch:
-    import tensorflow as tf
-
     batches, strategy, whole = upstream.distribution_of(dataset)
     if whole is None:  # made by a function, which gives each replica batches of its own
         count = _finite(batches)

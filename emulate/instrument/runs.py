@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.instrument import constants
 from emulate.interventions import Interventions, put_back
 from emulate.point import around, around_function, when_imported
@@ -107,8 +108,6 @@ def _wrap_functions(recorder: Recorder, interventions: Interventions) -> None:
 
     @around(cls, "__call__")
     def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
         module = str(getattr(self.python_function, "__module__", ""))
         is_theirs = module.partition(".")[0] in ("tensorflow", "keras", "tf_keras")
         if is_theirs or current_body() is not None or not tf.executing_eagerly():
@@ -125,8 +124,6 @@ def _wrap_run(recorder: Recorder, interventions: Interventions, cls: Any) -> Non
 
     @around(cls, "run")
     def run(original: Any, self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        import tensorflow as tf
-
         if current_body() is not None:
             return original(self, fn, args, kwargs, options)
         recorder.strategy_seen(self)
@@ -141,8 +138,6 @@ def _wrap_run(recorder: Recorder, interventions: Interventions, cls: Any) -> Non
 
 def _compiled(compiled: dict[tuple[int, ...], tuple[Any, list[Any]]], fn: Any) -> Any:
     """Return a function as a `tf.function`: the same one if it is defined anew in each step, itself if it is always another."""
-    import tensorflow as tf
-
     parts = _parts_of(fn)
     key = tuple(map(id, parts))
     if key not in compiled and len(compiled) < _MOST_COMPILED:

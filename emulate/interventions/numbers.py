@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.recorder import Replay
 
 _NO_HOST = "no-worker.invalid"
@@ -84,8 +85,6 @@ def numbered(number: int | None) -> Iterator[None]:
 
 
 def _as_tensor(number: int) -> Any:
-    import tensorflow as tf
-
     return tf.constant(number, tf.int32)
 
 
@@ -134,8 +133,6 @@ def _module_that_asks() -> str:
 
 def _refuse_workers_that_are_not_there() -> None:
     """Make a program fail at once that builds a cluster from such a number, instead of waiting for it."""
-    import tensorflow as tf
-
     cls: Any = tf.train.ClusterSpec
     original = cls.__init__  # not by `around`, which would keep the error from the program
 
@@ -168,8 +165,6 @@ class ReplicaCount:
         return other / 1
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        import tensorflow as tf
-
         return tf.constant(1, dtype or tf.int32, name=name)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -204,8 +199,6 @@ class ReplicaCount:
         return format(self._number, spec)
 
     def _beside(self, other: Any) -> int:
-        import tensorflow as tf
-
         return 1 if tf.is_tensor(other) or isinstance(other, tf.Variable) else self._number
 
 

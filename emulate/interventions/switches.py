@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.interventions import batch_norm
 from emulate.point import around
 from emulate.recorder import IN_32_BITS
@@ -45,6 +46,4 @@ def enlarge_rates(times: float) -> None:
 
         @around(cls, method)
         def current(original: Any, self: Any) -> Any:
-            import tensorflow as tf
-
             return tf.convert_to_tensor(original(self)) * times

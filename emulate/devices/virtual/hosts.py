@@ -17,7 +17,7 @@ from emulate.devices.config import calling_module, is_program
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.replicas import VirtualReplicas
 from emulate.errors import UsageError
-from emulate.imports import when_imported
+from emulate.imports import tf, when_imported
 
 
 def install_virtual(plan: DevicePlan, note: Note) -> None:
@@ -32,8 +32,6 @@ def install_virtual(plan: DevicePlan, note: Note) -> None:
 
     @functools.wraps(real)
     def call_for_each_replica(distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-        import tensorflow as tf
-
         if tf.executing_eagerly() or len(distribution.extended.worker_devices) == 1:
             return real(distribution, fn, args, kwargs)
         return VirtualReplicas(distribution).run(fn, args, kwargs)
@@ -51,8 +49,6 @@ def _number_replicas() -> None:
 
         @functools.wraps(real)
         def local(self: Any, number: Any, _real: Any = real) -> Any:
-            import tensorflow as tf
-
             return 0 if tf.is_tensor(number) else _real(self, number)
 
         cls._get_local_replica_id = local
@@ -124,8 +120,6 @@ class _Clones:
     """
 
     def __init__(self, dataset: Any) -> None:
-        import tensorflow as tf
-
         self._dataset = dataset
         definition = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(strip_device_assignment=True).numpy())
         nodes = {node.name: node for node in definition.node}
@@ -137,8 +131,6 @@ class _Clones:
         self._definition = definition.SerializeToString()
 
     def __getitem__(self, device: str) -> Any:
-        import tensorflow as tf
-
         made = upstream.data_distribution()._RemoteDataset(tf.constant(self._definition), device, self._dataset.element_spec)
         return made.with_options(self._dataset.options())
 
@@ -148,8 +140,6 @@ def _wait_for_partial_batches() -> None:
     lib = upstream.input_lib()
 
     def enable_get_next_as_optional(strategy: Any, dataset: Any, cardinality: Any) -> bool:
-        import tensorflow as tf
-
         is_enabled = getattr(strategy.extended, "experimental_enable_get_next_as_optional", False)
         return bool(is_enabled and cardinality != tf.data.INFINITE_CARDINALITY)
 
@@ -225,8 +215,6 @@ def deal_from_one_iterator() -> None:
 
 def _one_after_the_other(following: list[Callable[[], Any]], ops_of: Callable[[Any], list[Any]]) -> list[Any]:
     """Call each; in a graph, where the replicas' iterators are inputs of their own, in this order."""
-    import tensorflow as tf
-
     made: list[Any] = []
     for call in following:
         with tf.control_dependencies([] if tf.executing_eagerly() or not made else ops_of(made[-1])):
@@ -235,6 +223,4 @@ def _one_after_the_other(following: list[Callable[[], Any]], ops_of: Callable[[A
 
 
 def _ops_of(element: Any) -> list[Any]:
-    import tensorflow as tf
-
     return [tensor.op for tensor in tf.nest.flatten(element, expand_composites=True)[:1]]
