@@ -196,9 +196,8 @@ IN_A_BRANCH = (
     "too"
 )
 OF_DTYPE = (
-    "Replicas are summed in {dtype}. It works here, but TensorFlow's collectives, which sum on whole GPUs by default, "
-    "fail: Collective all-reduce does not support datatype {name} on DEVICE_GPU. Cast to {wide} before the "
-    "sum"
+    "Replicas are summed in {dtype}. It works here, but TensorFlow's collectives, which sum on whole GPUs by default, fail: "
+    "Collective all-reduce does not support datatype {name} on DEVICE_GPU. Cast to {wide} before the sum"
 )
 _WIDER = {"int32": "int64 (or a float)", "bfloat16": "float32"}
 

@@ -121,8 +121,7 @@ def _never(missing: Mapping[str, str], peers: Mapping[str, str], timeout_seconds
     return (
         f"Every task of a cluster must start within timeout_seconds. Received: timeout_seconds={timeout_seconds:g}, and "
         f"{len(missing)} of {len(peers)} other tasks never answered: {_listed(missing, peers)}. Start the program there too "
-        "(or "
-        "find out why it stopped), check the addresses and the firewall, or allow more time: "
+        "(or find out why it stopped), check the addresses and the firewall, or allow more time: "
         "make_strategy(timeout_seconds=...)."
     )
 
@@ -183,9 +182,8 @@ def _give_up(strategy: tf.distribute.Strategy, seconds: float) -> None:
         else "all hosts are in a step, but in different collectives"
     )
     upstream.abort_collectives(
-        "All hosts must make the same steps, each within the time limit. Received: "
-        f"timeout_seconds={seconds:g}, host={replicas.host}, {who}. Find out where those hosts are (py-spy dump). Give every "
-        "host "
-        "the same number of batches, and let no host alone run code that waits for all hosts. Or allow more time: "
+        f"All hosts must make the same steps, each within the time limit. Received: timeout_seconds={seconds:g}, "
+        f"host={replicas.host}, {who}. Find out where those hosts are (py-spy dump). Give every host the same number of "
+        "batches, and let no host alone run code that waits for all hosts. Or allow more time: "
         "make_strategy(timeout_seconds=...)."
     )

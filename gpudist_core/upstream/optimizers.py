@@ -504,8 +504,7 @@ def _saved_sums(optimizer: Any) -> list[Any]:
     if saved is None:
         warnings.warn(
             "A model that Keras saves in the middle of an accumulation loses the batches without an update: hosts cannot add "
-            "their "
-            "sums while one of them saves. To continue exactly use gd.Checkpoints.",
+            "their sums while one of them saves. To continue exactly use gd.Checkpoints.",
             stacklevel=2,
         )
     kept = dict(saved["sums"]).get("sums") if saved else None

@@ -176,9 +176,8 @@ class DatasetStream(_Stream):
         if varying:
             raise UsageError(
                 "A dataset must yield the same examples in the same order each time, on every host",
-                "Leave its shuffle out and use Pipeline.shuffle(buffer), which shuffles by seed and epoch. Or give its "
-                "shuffle a seed "
-                "and reshuffle_each_iteration=False.",
+                "Leave its shuffle out and use Pipeline.shuffle(buffer), which shuffles by seed and epoch. Or give its shuffle "
+                "a seed and reshuffle_each_iteration=False.",
                 shuffles=varying,
             )
         if batched:
