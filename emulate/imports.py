@@ -1,4 +1,4 @@
-"""Import TensorFlow when it is first used; run an action once a module has been imported, now or later."""
+"""Import a module when it is first used; run an action once a module has been imported, now or later."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from types import ModuleType
 from typing import Any
 
 
-class _TensorFlow:
+class Later:
+    """Import a module when one of its names is first used.
+
+    Args:
+        name: The module's full name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("tensorflow"), name)
+        return getattr(importlib.import_module(self._name), name)
 
 
-tf: Any = _TensorFlow()
-"""The names of TensorFlow, which is imported when the first of them is used: importing emulate imports no TensorFlow."""
+tf: Any = Later("tensorflow")
+"""TensorFlow, for its names; whoever changes one of them takes the module. To import emulate must import no TensorFlow."""
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:

@@ -164,25 +164,32 @@ def register_functions(graph_def: Any) -> None:
             context.add_function_def(definition)
 
 
-def keras_optimizers() -> list[tuple[Any, str]]:
-    """Return (class, method) of every apply that can end a training step, of each imported Keras."""
-    methods: list[tuple[Any, str]] = []
-    if f"{KERAS_3}.optimizers.base_optimizer" in sys.modules:
-        methods.append((load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"))
-        methods.append((load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply"))
-    return methods
+def optimizers(package: str) -> list[tuple[Any, str]]:
+    """Return (class, method) of every apply that can end a training step, of TensorFlow 1, Keras 3 or tf_keras.
 
+    Args:
+        package: `tensorflow`, `KERAS_3` or `LEGACY_KERAS`.
 
-def legacy_optimizers() -> list[tuple[Any, str]]:
-    """Return the same for tf_keras and TensorFlow 1 optimizers: their `apply_gradients`."""
-    methods: list[tuple[Any, str]] = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
-    if f"{LEGACY_KERAS}.optimizers.optimizer" in sys.modules:
+    Returns:
+        The classes that define the method themselves.
+    """
+    if package == KERAS_3:
+        scale = load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer
+        return [(load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"), (scale, "apply")]
+    if package == LEGACY_KERAS:
         optimizer = load(f"{LEGACY_KERAS}.optimizers.optimizer")
         scale = load(f"{LEGACY_KERAS}.mixed_precision.loss_scale_optimizer")
-        methods += [(cls, "apply_gradients") for cls in (optimizer._BaseOptimizer, optimizer.Optimizer)]
-        methods.append((load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2, "apply_gradients"))
-        methods += [(cls, "apply_gradients") for cls in (scale.LossScaleOptimizer, scale.LossScaleOptimizerV3)]
-    return [(cls, name) for cls, name in methods if name in vars(cls)]
+        version_2 = load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2
+        classes = [
+            optimizer._BaseOptimizer,
+            optimizer.Optimizer,
+            version_2,
+            scale.LossScaleOptimizer,
+            scale.LossScaleOptimizerV3,
+        ]
+    else:
+        classes = [load("tensorflow.python.training.optimizer").Optimizer]
+    return [(cls, "apply_gradients") for cls in classes if "apply_gradients" in vars(cls)]
 
 
 def inner_optimizer(optimizer: Any) -> Any:

@@ -15,6 +15,8 @@ from emulate import graph_functions
 from emulate.faults import upstream
 from emulate.faults.triggers import Counter, HostFaults, Send, Site, Triggers
 from emulate.imports import tf, when_imported
+from emulate.point import instead_of
+from emulate.upstream import KERAS_3, LEGACY_KERAS, optimizers, steps_made
 
 _SAVING, _ARRAYS = "gpudist_core.checkpoints.saving", "gpudist_core.checkpoints.files"
 
@@ -30,8 +32,8 @@ def install(known: HostFaults, send: Send) -> None:
         return
     hooks = _Hooks(Triggers(known, send))
     when_imported("tensorflow", hooks.install_tensorflow)
-    for package in ("keras", "tf_keras"):
-        when_imported(package, functools.partial(hooks.wrap_optimizers, package))
+    when_imported("keras", lambda: hooks.wrap_optimizers(KERAS_3))
+    when_imported("tf_keras", lambda: hooks.wrap_optimizers(LEGACY_KERAS))
     if "checkpoint" in hooks.phases:
         when_imported("keras", hooks.wrap_keras_savers)
         when_imported(_SAVING, hooks.wrap_core_checkpoints)
@@ -59,18 +61,15 @@ class _Hooks:
     # Where a step's data enters.
 
     def _wrap_run(self, cls: Any) -> None:
-        original = cls.run
         clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-        @functools.wraps(original)
-        def run(strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        @instead_of(cls, "run")
+        def run(original: Any, strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if not graph_functions.is_function(fn):
                 return original(strategy, self._body(graph_functions.convert(fn), True), args, kwargs, options)
             if fn not in clones:
                 clones[fn] = graph_functions.clone_function(fn, self._body(fn.python_function, False))
             return original(strategy, clones[fn], args, kwargs, options)
-
-        cls.run = run
 
     def _body(self, function: Callable[..., Any], is_converted: bool) -> Callable[..., Any]:
         @graph_functions.do_not_convert
@@ -85,19 +84,15 @@ class _Hooks:
     # Where its gradients do.
 
     def wrap_optimizers(self, package: str) -> None:
-        for cls, method in upstream.optimizers(package):
+        for cls, method in optimizers(package):
             self._wrap_apply(cls, method)
 
     def _wrap_apply(self, cls: Any, method: str) -> None:
-        original = getattr(cls, method)
-
-        @functools.wraps(original)
-        def apply(optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        @instead_of(cls, method)
+        def apply(original: Any, optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_applying or not _is_first_replica():
                 return original(optimizer, gradients, *args, **kwargs)
             return self._apply(optimizer, list(gradients), lambda gated: original(optimizer, gated, *args, **kwargs))
-
-        setattr(cls, method, apply)
 
     def _apply(self, optimizer: Any, gradients: list[Any], proceed: Callable[[list[Any]], Any]) -> Any:
         counter = self._counter(optimizer)
@@ -116,69 +111,50 @@ class _Hooks:
     def _counter(self, optimizer: Any) -> Counter:
         if optimizer not in self._counters:
             with tf.init_scope():
-                made = upstream.steps_made(optimizer)
-            self._counters[optimizer] = Counter(made or 0)
+                self._counters[optimizer] = Counter(steps_made(optimizer))
         return self._counters[optimizer]
 
     # Where they are summed.
 
     def _wrap_collective(self, cls: Any, method: str) -> None:
-        original = getattr(cls, method)
-
-        @functools.wraps(original)
-        def collective(launcher: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        @instead_of(cls, method)
+        def collective(original: Any, launcher: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
             site = Site(is_inside=self._is_applying, is_of_gradients=self._is_applying)
             self._sites.append(site)
             [gated] = _gate(functools.partial(self._triggers.entering, site), [tensor])
             [result] = _gate(functools.partial(self._triggers.leaving, site), [original(launcher, gated, *args, **kwargs)])
             return result
 
-        setattr(cls, method, collective)
-
     # Where a checkpoint is written.
 
     def _wrap_merge(self) -> None:
-        module, name = upstream.merge_of_checkpoint()
-        original = getattr(module, name)
-
-        @functools.wraps(original)
-        def merge(*args: Any, **kwargs: Any) -> Any:
+        @instead_of(*upstream.merge_of_checkpoint())
+        def merge(original: Any, *args: Any, **kwargs: Any) -> Any:
             return _after(self._triggers.writing, lambda: original(*args, **kwargs))
-
-        setattr(module, name, merge)
 
     def wrap_keras_savers(self) -> None:
         for cls, method in upstream.keras_savers():
             self._wrap_saver(cls, method)
 
     def _wrap_saver(self, cls: Any, method: str) -> None:
-        original = getattr(cls, method)
-
-        @functools.wraps(original)
-        def close(store: Any) -> Any:
+        @instead_of(cls, method)
+        def close(original: Any, store: Any) -> Any:
             if getattr(store, "mode", "w") != "r":
                 self._triggers.writing()
             return original(store)
 
-        setattr(cls, method, close)
-
     def wrap_core_checkpoints(self) -> None:
-        saving, data = sys.modules[_SAVING], sys.modules[_ARRAYS].DataFile
-        write_part, close = saving._write_part, data.close
         writing: list[int] = []
 
-        @functools.wraps(write_part)
-        def note_step(snapshot: Any, path: Any, host: int) -> int:
+        @instead_of(sys.modules[_SAVING], "_write_part")
+        def note_step(write_part: Any, snapshot: Any, path: Any, host: int) -> int:
             writing[:] = [snapshot.step]
             return int(write_part(snapshot, path, host))
 
-        @functools.wraps(close)
-        def close_half(file: Any) -> Any:
+        @instead_of(sys.modules[_ARRAYS].DataFile, "close")
+        def close_half(close: Any, file: Any) -> Any:
             self._triggers.writing(writing[0] if writing else None)
             return close(file)
-
-        saving._write_part = note_step  # type: ignore[attr-defined]
-        data.close = close_half
 
 
 def _is_first_replica() -> bool:

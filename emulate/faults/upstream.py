@@ -1,4 +1,4 @@
-"""Collect the private names of TensorFlow, Keras and tf_keras for the faults (TF 2.21, Keras 3.15).
+"""Collect the private names of TensorFlow and Keras that faults alone use (TF 2.21, Keras 3.15).
 
 A test (`tests/emulate/faults/test_upstream.py`) fails when upstream changes one of them.
 """
@@ -16,28 +16,6 @@ def run_independently(operation: Any) -> None:
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(operation)
-
-
-def optimizers(package: str) -> list[tuple[Any, str]]:
-    """Return (class, method) of every apply that can end a training step, of TensorFlow, Keras 3 and tf_keras."""
-    if package == "tensorflow":
-        applies = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
-    elif package == "keras":
-        base = load("keras.src.optimizers.base_optimizer").BaseOptimizer
-        applies = [(base, "apply"), (load("keras.src.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply")]
-    else:
-        modern, scale = load("tf_keras.src.optimizers.optimizer"), load("tf_keras.src.mixed_precision.loss_scale_optimizer")
-        classes = (modern._BaseOptimizer, modern.Optimizer, scale.LossScaleOptimizer, scale.LossScaleOptimizerV3)
-        legacy = load("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2
-        applies = [(cls, "apply_gradients") for cls in (*classes, legacy)]
-    return [(cls, name) for cls, name in applies if name in vars(cls)]
-
-
-def steps_made(optimizer: Any) -> int | None:
-    """Return how many steps an optimizer has made, including those of a restored run; None if it does not count."""
-    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
-    count = getattr(inner, "_iterations", None)
-    return None if count is None or isinstance(count, int) else int(count.numpy())
 
 
 def merge_of_checkpoint() -> tuple[Any, str]:

@@ -58,23 +58,12 @@ def first_rate(optimizer: Any) -> float | None:
 _inside: set[tuple[int, int]] = set()  # (optimizer, replica): replicas' threads take turns, so a thread-local would not do
 
 
-def install_tensorflow(recorder: Recorder, interventions: Interventions) -> None:
-    """Wrap the optimizers of TensorFlow 1."""
-    for cls, method in upstream.legacy_optimizers()[:1]:
+def install(recorder: Recorder, interventions: Interventions, package: str) -> None:
+    """Wrap the optimizers of TensorFlow 1, Keras 3 or tf_keras."""
+    wrap = _wrap_apply if package == upstream.KERAS_3 else _wrap_apply_gradients
+    for cls, method in upstream.optimizers(package):
         _watch_made(recorder, cls)
-        _wrap_apply_gradients(recorder, interventions, cls, method)
-
-
-def install_keras(recorder: Recorder, interventions: Interventions, package: str) -> None:
-    """Wrap the optimizers of Keras 3 or tf_keras."""
-    if package == upstream.KERAS_3:
-        for cls, method in upstream.keras_optimizers():
-            _watch_made(recorder, cls)
-            _wrap_apply(recorder, interventions, cls, method)
-    else:
-        for cls, method in upstream.legacy_optimizers()[1:]:
-            _watch_made(recorder, cls)
-            _wrap_apply_gradients(recorder, interventions, cls, method)
+        wrap(recorder, interventions, cls, method)
 
 
 def _watch_made(recorder: Recorder, cls: Any) -> None:

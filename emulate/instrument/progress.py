@@ -174,15 +174,15 @@ class Pulse:
         if self._several_hosts:
             listener = Listener(self._send, lambda: self.num_steps)
             when_imported("tensorflow", lambda: install(listener))
-        when_imported("keras", lambda: self._see(upstream.keras_optimizers()))
-        when_imported("tf_keras", lambda: self._see(upstream.legacy_optimizers()[1:]))
+        when_imported("keras", lambda: self._see(upstream.KERAS_3))
+        when_imported("tf_keras", lambda: self._see(upstream.LEGACY_KERAS))
 
     def _failed(self, at: str, error: Exception) -> None:
         text = f"gpudist itself failed at {at} ({type(error).__name__}: {error}): it cannot tell how far the program is"
         self._send({"event": "note", "code": "gpudist-failed", "text": text})
 
-    def _see(self, methods: list[tuple[Any, str]]) -> None:
-        for cls, method in methods:
+    def _see(self, package: str) -> None:
+        for cls, method in upstream.optimizers(package):
             self._wrap(cls, method)
 
     def _wrap(self, cls: Any, method: str) -> None:

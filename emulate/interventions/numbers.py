@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import numbers
 import operator
@@ -15,6 +14,7 @@ from typing import Any
 
 from emulate import upstream
 from emulate.imports import tf
+from emulate.point import instead_of
 from emulate.recorder import Replay
 
 _NO_HOST = "no-worker.invalid"
@@ -133,16 +133,12 @@ def _module_that_asks() -> str:
 
 def _refuse_workers_that_are_not_there() -> None:
     """Make a program fail at once that builds a cluster from such a number, instead of waiting for it."""
-    cls: Any = tf.train.ClusterSpec
-    original = cls.__init__  # not by `around`, which would keep the error from the program
 
-    @functools.wraps(original)
-    def init(self: Any, cluster: Any) -> None:
+    @instead_of(tf.train.ClusterSpec, "__init__")
+    def init(original: Any, self: Any, cluster: Any) -> None:
         if _NO_HOST in str(cluster):
             raise RuntimeError("The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers.")
         original(self, cluster)
-
-    cls.__init__ = init
 
 
 class ReplicaCount:

@@ -18,6 +18,7 @@ from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.replicas import VirtualReplicas
 from emulate.errors import UsageError
 from emulate.imports import tf, when_imported
+from emulate.point import instead_of
 
 
 def install_virtual(plan: DevicePlan, note: Note) -> None:
@@ -27,16 +28,13 @@ def install_virtual(plan: DevicePlan, note: Note) -> None:
         plan: The hosts and devices that the process stands for.
         note: Told what the report should mention.
     """
-    run = upstream.mirrored_run()
-    real = run._call_for_each_replica
 
-    @functools.wraps(real)
-    def call_for_each_replica(distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+    @instead_of(upstream.mirrored_run(), "_call_for_each_replica")
+    def call_for_each_replica(real: Any, distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
         if tf.executing_eagerly() or len(distribution.extended.worker_devices) == 1:
             return real(distribution, fn, args, kwargs)
         return VirtualReplicas(distribution).run(fn, args, kwargs)
 
-    run._call_for_each_replica = call_for_each_replica
     _number_replicas()
     deal_from_one_iterator()
     stand_for_hosts(plan.num_hosts, plan.num_devices, note)
@@ -45,13 +43,10 @@ def install_virtual(plan: DevicePlan, note: Note) -> None:
 def _number_replicas() -> None:
     """Let the replica that is traced for all take its values from the first of them."""
     for cls in (upstream.mirrored_extended(), upstream.collective_extended()):
-        real = cls._get_local_replica_id
 
-        @functools.wraps(real)
-        def local(self: Any, number: Any, _real: Any = real) -> Any:
-            return 0 if tf.is_tensor(number) else _real(self, number)
-
-        cls._get_local_replica_id = local
+        @instead_of(cls, "_get_local_replica_id")
+        def local(real: Any, self: Any, number: Any) -> Any:
+            return 0 if tf.is_tensor(number) else real(self, number)
 
 
 ASKED_FOR_HOST = "asks-for-host"
@@ -188,10 +183,9 @@ def deal_from_one_iterator() -> None:
     TensorFlow 2.21 makes an iterator with threads and buffers for each device, which takes 35 ms a replica.
     """
     cls = upstream.multi_device_iterator()
-    real = cls.__init__
 
-    @functools.wraps(real)
-    def init(self: Any, dataset: Any = None, devices: Any = None, *args: Any, **kwargs: Any) -> None:
+    @instead_of(cls, "__init__")
+    def init(real: Any, self: Any, dataset: Any = None, devices: Any = None, *args: Any, **kwargs: Any) -> None:
         if dataset is None:
             real(self, dataset, devices, *args, **kwargs)
             return
@@ -210,7 +204,7 @@ def deal_from_one_iterator() -> None:
         following = [iterator.get_next_as_optional for iterator in self._device_iterators]
         return _one_after_the_other(following, lambda optional: [optional._variant_tensor.op])
 
-    cls.__init__, cls.get_next, cls.get_next_as_optional = init, get_next, get_next_as_optional
+    cls.get_next, cls.get_next_as_optional = get_next, get_next_as_optional
 
 
 def _one_after_the_other(following: list[Callable[[], Any]], ops_of: Callable[[Any], list[Any]]) -> list[Any]:
