@@ -128,10 +128,7 @@ def device_attributes() -> Any:
 
 def public_modules() -> list[Any]:
     """Return each loaded public module of TensorFlow that lists devices, in TF 1 and TF 2 spellings."""
-    return _public((".config", ".config.experimental", ".test"))
-
-
-def _public(ends: tuple[str, ...]) -> list[Any]:
+    ends = (".config", ".config.experimental", ".test")
     return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(ends)]
 
 

@@ -51,7 +51,7 @@ def see_numbers(asked: Callable[[], None]) -> None:
             return original(self)
         asked()
         number = getattr(_number, "told", None)
-        return original(self) if number is None else _as_tensor(number)
+        return original(self) if number is None else tf.constant(number, tf.int32)
 
     cls.replica_id_in_sync_group = property(replica_id_in_sync_group, doc=cls.replica_id_in_sync_group.__doc__)
 
@@ -82,10 +82,6 @@ def numbered(number: int | None) -> Iterator[None]:
         yield
     finally:
         _number.told = outer
-
-
-def _as_tensor(number: int) -> Any:
-    return tf.constant(number, tf.int32)
 
 
 def _module_above() -> str:
