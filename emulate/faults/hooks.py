@@ -52,9 +52,7 @@ class _Hooks:
         if "input" in self.phases:
             for cls in graph_functions.strategy_classes():
                 self._wrap_run(cls)
-        launcher = graph_functions.collective_launcher()
-        for method in ("all_reduce", "_all_gather"):
-            self._wrap_collective(launcher, method)
+        self._wrap_collectives()
         if "checkpoint" in self.phases:
             self._wrap_merge()
 
@@ -85,14 +83,12 @@ class _Hooks:
 
     def wrap_optimizers(self, package: str) -> None:
         for cls, method in optimizers(package):
-            self._wrap_apply(cls, method)
 
-    def _wrap_apply(self, cls: Any, method: str) -> None:
-        @instead_of(cls, method)
-        def apply(original: Any, optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_applying or not _is_first_replica():
-                return original(optimizer, gradients, *args, **kwargs)
-            return self._apply(optimizer, list(gradients), lambda gated: original(optimizer, gated, *args, **kwargs))
+            @instead_of(cls, method)
+            def apply(original: Any, optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._is_applying or not _is_first_replica():
+                    return original(optimizer, gradients, *args, **kwargs)
+                return self._apply(optimizer, list(gradients), lambda gated: original(optimizer, gated, *args, **kwargs))
 
     def _apply(self, optimizer: Any, gradients: list[Any], proceed: Callable[[list[Any]], Any]) -> Any:
         counter = self._counter(optimizer)
@@ -116,14 +112,16 @@ class _Hooks:
 
     # Where they are summed.
 
-    def _wrap_collective(self, cls: Any, method: str) -> None:
-        @instead_of(cls, method)
+    def _wrap_collectives(self) -> None:
         def collective(original: Any, launcher: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
             site = Site(is_inside=self._is_applying, is_of_gradients=self._is_applying)
             self._sites.append(site)
             [gated] = _gate(functools.partial(self._triggers.entering, site), [tensor])
             [result] = _gate(functools.partial(self._triggers.leaving, site), [original(launcher, gated, *args, **kwargs)])
             return result
+
+        for method in ("all_reduce", "_all_gather"):
+            instead_of(graph_functions.collective_launcher(), method)(collective)
 
     # Where a checkpoint is written.
 
@@ -134,14 +132,12 @@ class _Hooks:
 
     def wrap_keras_savers(self) -> None:
         for cls, method in upstream.keras_savers():
-            self._wrap_saver(cls, method)
 
-    def _wrap_saver(self, cls: Any, method: str) -> None:
-        @instead_of(cls, method)
-        def close(original: Any, store: Any) -> Any:
-            if getattr(store, "mode", "w") != "r":
-                self._triggers.writing()
-            return original(store)
+            @instead_of(cls, method)
+            def close(original: Any, store: Any) -> Any:
+                if getattr(store, "mode", "w") != "r":
+                    self._triggers.writing()
+                return original(store)
 
     def wrap_core_checkpoints(self) -> None:
         writing: list[int] = []

@@ -183,16 +183,14 @@ class Pulse:
 
     def _see(self, package: str) -> None:
         for cls, method in upstream.optimizers(package):
-            self._wrap(cls, method)
 
-    def _wrap(self, cls: Any, method: str) -> None:
-        @around(cls, method)
-        def apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._optimizers.add(optimizer)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="gpudist-pulse", daemon=True)
-                self._thread.start()
-            return original(optimizer, *args, **kwargs)
+            @around(cls, method)
+            def apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                self._optimizers.add(optimizer)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._look, name="gpudist-pulse", daemon=True)
+                    self._thread.start()
+                return original(optimizer, *args, **kwargs)
 
     def _look(self) -> None:
         while True:

@@ -98,7 +98,8 @@ def install(recorder: Recorder, interventions: Interventions) -> None:
         _wrap_run(recorder, interventions, cls)
     if recorder.plan.functions:
         _wrap_functions(recorder, interventions)
-    _see_layers(recorder)
+    for package in ("keras", "tf_keras"):
+        when_imported(package, functools.partial(_wrap_layers, recorder))
 
 
 def _wrap_functions(recorder: Recorder, interventions: Interventions) -> None:
@@ -166,35 +167,28 @@ def _recorded(recorder: Recorder, interventions: Interventions, clones: Any, fun
     return clones[function]
 
 
-def _see_layers(recorder: Recorder) -> None:
-    """Record the outermost layers called in a step, of each imported Keras."""
-    for package in ("keras", "tf_keras"):
-        when_imported(package, functools.partial(_wrap_layers, recorder))
-
-
 def _wrap_layers(recorder: Recorder) -> None:
+    """Record the outermost layers called in a step, of the imported Keras versions."""
     for cls in upstream.layer_classes():
-        if not hasattr(cls.__call__, "_gpudist"):
-            _wrap_layer(recorder, cls)
+        if hasattr(cls.__call__, "_gpudist"):
+            continue
 
-
-def _wrap_layer(recorder: Recorder, cls: Any) -> None:
-    @around(cls, "__call__")
-    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        body = current_body()
-        if body is None or body.layer_depth:
-            return original(self, *args, **kwargs)
-        body.models[id(self)] = self
-        body.layer_depth += 1
-        rows = contextlib.nullcontext() if body.row_keys is None else body.row_keys.in_call(self, args, body.num_draws)
-        try:
-            with rows:
+        @around(cls, "__call__")
+        def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+            body = current_body()
+            if body is None or body.layer_depth:
                 return original(self, *args, **kwargs)
-        finally:
-            body.layer_depth -= 1
-            _facts_of(recorder, self)
+            body.models[id(self)] = self
+            body.layer_depth += 1
+            rows = contextlib.nullcontext() if body.row_keys is None else body.row_keys.in_call(self, args, body.num_draws)
+            try:
+                with rows:
+                    return original(self, *args, **kwargs)
+            finally:
+                body.layer_depth -= 1
+                _facts_of(recorder, self)
 
-    call._gpudist = True  # type: ignore[attr-defined]
+        call._gpudist = True  # type: ignore[attr-defined]
 
 
 def _facts_of(recorder: Recorder, model: Any) -> None:
