@@ -43,17 +43,14 @@ def see_numbers(asked: Callable[[], None]) -> None:
     Args:
         asked: Called when it does.
     """
-    cls = upstream.numbered()
-    original = cls.replica_id_in_sync_group.fget
 
-    def replica_id_in_sync_group(self: Any) -> Any:
+    @instead_of(upstream.numbered(), "replica_id_in_sync_group")
+    def replica_id_in_sync_group(original: Any, self: Any) -> Any:
         if _module_above().startswith(_KNOWS_BETTER):
             return original(self)
         asked()
         number = getattr(_number, "told", None)
         return original(self) if number is None else tf.constant(number, tf.int32)
-
-    cls.replica_id_in_sync_group = property(replica_id_in_sync_group, doc=cls.replica_id_in_sync_group.__doc__)
 
 
 def see_counts(asked: Callable[[], None]) -> None:
@@ -63,14 +60,12 @@ def see_counts(asked: Callable[[], None]) -> None:
         asked: Called when it does.
     """
     for cls in upstream.replica_counters():
-        original = cls.num_replicas_in_sync.fget
 
-        def num_replicas_in_sync(self: Any, _original: Callable[[Any], Any] = original) -> Any:
+        @instead_of(cls, "num_replicas_in_sync")
+        def num_replicas_in_sync(original: Any, self: Any) -> Any:
             if not _module_above().startswith(_KNOWS_BETTER):
                 asked()
-            return _original(self)
-
-        cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
+            return original(self)
 
 
 @contextlib.contextmanager
@@ -85,19 +80,16 @@ def numbered(number: int | None) -> Iterator[None]:
 
 
 def _module_above() -> str:
-    """Return the module that reads the calling property."""
-    return str(sys._getframe(2).f_globals.get("__name__", ""))
+    """Return the module that reads the property which asks. Between them is the function that `instead_of` has put there."""
+    return str(sys._getframe(3).f_globals.get("__name__", ""))
 
 
 def _wrap_counter(cls: Any, told: Any, *, scales_losses: bool) -> None:
-    original = cls.num_replicas_in_sync.fget
-
-    def num_replicas_in_sync(self: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
+    @instead_of(cls, "num_replicas_in_sync")
+    def num_replicas_in_sync(original: Any, self: Any) -> Any:
+        caller = _module_above()
         is_told = scales_losses and caller.startswith(upstream.LOSS_SCALERS)
         return original(self) if caller.startswith(_KNOWS_BETTER) and not is_told else told
-
-    cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
 
 
 def _tell_of_workers(number: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from emulate import upstream
 from emulate.imports import tf
 from emulate.interventions import batch_norm
-from emulate.point import around
+from emulate.point import around, instead_of
 from emulate.recorder import IN_32_BITS
 
 
@@ -20,7 +20,10 @@ def switch_layers(package: str, switches: Collection[str]) -> None:
             _compute_in_32_bits(cls)
     if "no-regularization" in switches:
         for cls in upstream.layer_classes():
-            _unregularize(cls)
+
+            @instead_of(cls, "losses")
+            def losses(original: Any, self: Any) -> Any:
+                return [0.0 * loss for loss in original(self)]
 
 
 def _compute_in_32_bits(cls: Any) -> None:
@@ -29,15 +32,6 @@ def _compute_in_32_bits(cls: Any) -> None:
     @around(cls, "_parse_name")
     def parse_name(original: Any, self: Any, name: Any) -> Any:
         return tuple("float32" if dtype in ("float16", "bfloat16") else dtype for dtype in original(self, name))
-
-
-def _unregularize(cls: Any) -> None:
-    original = cls.losses
-
-    def losses(self: Any) -> Any:
-        return [0.0 * loss for loss in original.fget(self)]
-
-    cls.losses = property(losses)
 
 
 def enlarge_rates(times: float) -> None:

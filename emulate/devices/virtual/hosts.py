@@ -6,7 +6,6 @@ one iterator, in the order in which TensorFlow deals them to real devices.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -156,17 +155,15 @@ def _see_who_asks_for_the_number(note: Note) -> None:
     os.environ.__class__ = VirtualEnvironment
     cls = upstream.config_resolver()
     for name in ("task_id", "task_type"):
-        setattr(cls, name, _seen(getattr(cls, name), name, note))
+        _note_reads(cls, name, note)
 
 
-def _seen(original: Any, name: str, note: Note) -> Any:
-    @functools.wraps(original.fget)
-    def read(self: Any) -> Any:
-        if is_program(1):
+def _note_reads(cls: Any, name: str, note: Note) -> None:
+    @instead_of(cls, name)
+    def read(original: Any, self: Any) -> Any:
+        if is_program(2):
             note(ASKED_FOR_HOST, f"cluster_resolver.{name}")
-        return original.fget(self)
-
-    return property(read, original.fset)
+        return original(self)
 
 
 def _is_asked_by_program() -> bool:
