@@ -26,13 +26,10 @@ def strategy_classes() -> list[Any]:
 
 def device(name: str) -> Any:
     """Return TensorFlow's own `tf.device`, not the emulator's replacement for programs."""
-    return load("tensorflow.python.framework.ops").device_v2(_here(name))
-
-
-def _here(name: str) -> str:
-    """Return the full name of a device of this process, even if it is connected to other processes."""
     server = load("tensorflow.python.eager.context").context().get_server_def()
-    return name if server is None else f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:{name}"
+    if server is not None:  # of this process, even if it is connected to other processes
+        name = f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:{name}"
+    return load("tensorflow.python.framework.ops").device_v2(name)
 
 
 def function_class() -> Any:

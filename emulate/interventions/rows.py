@@ -253,7 +253,8 @@ class Rows:
         for number, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
             body.share = number if number < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
-            with numbered(self._first_of(share) if self._numbered else None):
+            first_replica = share * (len(self._steps[0]) // self._shares)
+            with numbered(first_replica if self._numbered else None):
                 results.append(once(function, new_args, new_kwargs))
         body.share = None
         return _joined_result(results, summed=self._summed)
@@ -279,10 +280,6 @@ class Rows:
     def _at(self, share: int | None) -> int:
         """Return the index of the next recorded call; while a graph is built, of the first one for it."""
         return min(self._calls.get(share, 0), len(self._steps) - 1)
-
-    def _first_of(self, share: int) -> int:
-        """Return the number of a share's first replica."""
-        return share * (len(self._steps[0]) // self._shares)
 
     def _chosen(self, steps: list[Step], share: int | None) -> list[Step]:
         """Return the replicas of one share: neighbors, in the order of hosts and devices."""

@@ -9,6 +9,7 @@ whole, by one thread that ends with it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -50,7 +51,7 @@ def wait_for(peers: Mapping[str, str], own_address: str | None, leader: str | No
     begin, next_word = time.monotonic(), _FIRST_WORD_SECONDS
     missing = dict.fromkeys(peers, "not asked yet")
     with _listening(own_address), ThreadPoolExecutor(min(32, len(peers) or 1)) as pool:
-        for pause in _pauses():
+        for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
             whys = pool.map(lambda name: _why_silent(peers[name]), missing)
             missing = {name: why for name, why in zip(list(missing), whys, strict=True) if why}
             waited = time.monotonic() - begin
@@ -75,12 +76,6 @@ def _let_start(address: str) -> None:
             if connection.recv(1):  # gRPC speaks first; the socket in its place says nothing and is closed
                 return
         time.sleep(0.01)
-
-
-def _pauses() -> Iterator[float]:
-    yield from _PAUSES
-    while True:
-        yield _PAUSES[-1]
 
 
 def _why_silent(address: str) -> str | None:
