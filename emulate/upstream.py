@@ -1,6 +1,6 @@
 """Collect the private names of TensorFlow, Keras and tf_keras, and read names and values of variables.
 
-A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one of them.
+Tests (`tests/emulate/probe/test_upstream.py`, `tests/emulate/faults/test_upstream.py`) fail when upstream changes one of them.
 """
 
 from __future__ import annotations
@@ -381,6 +381,17 @@ def checkpoint_writer() -> tuple[Any, str, PathOf]:
     return saver, "save", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "file_prefix"))
 
 
+def merge_of_checkpoint() -> tuple[Any, str]:
+    """Return the operation that merges the parts of a checkpoint: module and name."""
+    return load("tensorflow.python.ops.gen_io_ops"), "merge_v2_checkpoints"
+
+
+def keras_savers() -> list[tuple[Any, str]]:
+    """Return what closes the file of weights while Keras 3 saves."""
+    name = f"{KERAS_3}.saving.saving_lib"
+    return [(load(name).H5IOStore, "close")] if name in sys.modules else []
+
+
 def file_readers() -> list[tuple[Any, str, PathOf]]:
     """Return where TensorFlow reads files and checkpoints, in the same form."""
     file_io = load("tensorflow.python.lib.io.file_io")
@@ -596,6 +607,13 @@ def watching_operations(see: Callable[..., None]) -> Iterator[None]:
         yield
     finally:
         callbacks.remove_op_callback(see_own)
+
+
+def run_independently(operation: Any) -> None:
+    """Keep a tf.function from ordering this operation after all others with side effects, those of other replicas included."""
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
 
 
 class Names:

@@ -11,12 +11,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from emulate import graph_functions
-from emulate.faults import upstream
+from emulate import graph_functions, upstream
 from emulate.faults.triggers import Counter, HostFaults, Send, Site, Triggers
 from emulate.imports import tf, when_imported
 from emulate.point import instead_of
-from emulate.upstream import KERAS_3, LEGACY_KERAS, optimizers, steps_made
 
 _SAVING, _ARRAYS = "gpudist_core.checkpoints.saving", "gpudist_core.checkpoints.files"
 
@@ -32,8 +30,8 @@ def install(known: HostFaults, send: Send) -> None:
         return
     hooks = _Hooks(Triggers(known, send))
     when_imported("tensorflow", hooks.install_tensorflow)
-    when_imported("keras", lambda: hooks.wrap_optimizers(KERAS_3))
-    when_imported("tf_keras", lambda: hooks.wrap_optimizers(LEGACY_KERAS))
+    when_imported("keras", lambda: hooks.wrap_optimizers(upstream.KERAS_3))
+    when_imported("tf_keras", lambda: hooks.wrap_optimizers(upstream.LEGACY_KERAS))
     if "checkpoint" in hooks.phases:
         when_imported("keras", hooks.wrap_keras_savers)
         when_imported(_SAVING, hooks.wrap_core_checkpoints)
@@ -82,7 +80,7 @@ class _Hooks:
     # Where its gradients do.
 
     def wrap_optimizers(self, package: str) -> None:
-        for cls, method in optimizers(package):
+        for cls, method in upstream.optimizers(package):
 
             @instead_of(cls, method)
             def apply(original: Any, optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +105,7 @@ class _Hooks:
     def _counter(self, optimizer: Any) -> Counter:
         if optimizer not in self._counters:
             with tf.init_scope():
-                self._counters[optimizer] = Counter(steps_made(optimizer))
+                self._counters[optimizer] = Counter(upstream.steps_made(optimizer))
         return self._counters[optimizer]
 
     # Where they are summed.

@@ -8,8 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from emulate import graph_functions
-from emulate.faults import upstream
+from emulate import graph_functions, upstream
 from emulate.upstream import KERAS_3, LEGACY_KERAS, optimizers, steps_made
 
 
