@@ -552,8 +552,11 @@ def origins_of(converted: Any) -> Iterator[tuple[tuple[str, int], tuple[str, int
         yield (place.filename, place.lineno), (origin.loc.filename, origin.loc.lineno)
 
 
-def graph_class() -> Any:
-    """Return the class whose `_create_op_internal` makes each operation of a traced function (TF 2.21)."""
+def function_graph_class() -> Any:
+    """Return the class of a tf.function's graph (TF 2.21).
+
+    Its `_create_op_internal` makes each operation, its `capture_call_time_value` gives collectives their keys.
+    """
     return load("tensorflow.python.framework.func_graph").FuncGraph
 
 

@@ -19,6 +19,7 @@ from emulate.devices import upstream
 from emulate.devices.config import calling_module
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.replicas import in_ring_order
+from emulate.graph_functions import collective_launcher
 from emulate.imports import tf
 from emulate.point import instead_of
 
@@ -217,7 +218,7 @@ class RefusedOnGpus:
                 self._sums_in(upstream.function_being_built())
             return call(traced, *args, **kwargs)
 
-        @instead_of(upstream.replica_launcher_class(), "all_reduce")
+        @instead_of(collective_launcher(), "all_reduce")
         def reduced(all_reduce: Any, replica_launcher: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if replica_launcher in self._launchers:
                 self._see_dtype(input_tensor, "int32", "bfloat16")

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
+from emulate.graph_functions import collective_launcher
 from emulate.imports import tf
 from emulate.point import instead_of
+from emulate.upstream import dataset_class, function_graph_class
 
 
 def defer_past_control_flow(tell: Callable[[], None]) -> None:
@@ -22,7 +24,7 @@ def defer_past_control_flow(tell: Callable[[], None]) -> None:
         tell: Called whenever a program needs it.
     """
 
-    @instead_of(upstream.function_graph_class(), "capture_call_time_value")
+    @instead_of(function_graph_class(), "capture_call_time_value")
     def capture(real: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         graph = self
         while getattr(graph, "is_control_flow_graph", False):
@@ -41,7 +43,7 @@ def sum_in_one_order() -> None:
     are added in another order. Here the values are gathered along the ring, sorted element by element and then added.
     """
 
-    @instead_of(upstream.replica_launcher_class(), "all_reduce")
+    @instead_of(collective_launcher(), "all_reduce")
     def all_reduce(real: Any, self: Any, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
         # Two addends need no order: a + b and b + a are the same.
         if self._group_size <= 2 or not input_tensor.dtype.is_floating:
@@ -139,7 +141,7 @@ def leave_datasets_untuned() -> None:
     what it would have chosen has tf.data's own fixed defaults.
     """
 
-    @instead_of(upstream.dataset_class(), "_apply_debug_options")
+    @instead_of(dataset_class(), "_apply_debug_options")
     def apply(real: Any, self: Any) -> Any:
         dataset = real(self)
         if dataset.options().autotune.enabled is not None:

@@ -421,7 +421,7 @@ def test_operations_of_graphs_and_collectives_of_replicas_are_made_where_the_lin
         import keras
         import tensorflow as tf
 
-        graph = upstream.graph_class()
+        graph = upstream.function_graph_class()
         found = [name in vars(cls) for cls, name in upstream.replica_collectives()]
         options = "__setattr__" in vars(upstream.options_class())
         checkpoint = upstream.checkpoint_class() is tf.train.Checkpoint
