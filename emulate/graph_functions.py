@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from emulate.imports import tf
+
 
 def load(module: str) -> Any:
     """Import a private module of TensorFlow or Keras."""
@@ -24,13 +26,10 @@ def strategy_classes() -> list[Any]:
 
 def device(name: str) -> Any:
     """Return TensorFlow's own `tf.device`, not the emulator's replacement for programs."""
-    return load("tensorflow.python.framework.ops").device_v2(_here(name))
-
-
-def _here(name: str) -> str:
-    """Return the full name of a device of this process, even if it is connected to other processes."""
     server = load("tensorflow.python.eager.context").context().get_server_def()
-    return name if server is None else f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:{name}"
+    if server is not None:  # of this process, even if it is connected to other processes
+        name = f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:{name}"
+    return load("tensorflow.python.framework.ops").device_v2(name)
 
 
 def function_class() -> Any:
@@ -105,8 +104,6 @@ def mark_virtual(graph: Any, number: Any, count: int) -> None:
 
 def virtual_replicas() -> tuple[Any, int] | None:
     """Return, where the graph under construction serves several replicas, the tensor with the number and their count."""
-    import tensorflow as tf
-
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and not hasattr(graph, _REPLICAS):
         graph = getattr(graph, "outer_graph", None)

@@ -1,13 +1,33 @@
-"""Run an action once a module has been imported, now or later."""
+"""Import a module when it is first used; run an action once a module has been imported, now or later."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
+
+
+class Later:
+    """Import a module when one of its names is first used.
+
+    Args:
+        name: The module's full name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+tf: Any = Later("tensorflow")
+"""TensorFlow, for its names; whoever changes one of them takes the module. To import emulate must import no TensorFlow."""
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:

@@ -17,6 +17,32 @@ from emulate import imports
 
 Wrapper = Callable[..., Any]
 
+
+def instead_of(owner: Any, name: str) -> Callable[[Wrapper], Wrapper]:
+    """Return a decorator that puts a function in place of `owner.name`. What it raises reaches the program.
+
+    Args:
+        owner: A class, a module or an object.
+        name: A function of it, or a property, of which it replaces the function that reads it.
+
+    Returns:
+        A decorator of the function, which gets what stood there as its first argument. It gives what now stands there.
+    """
+
+    def put(function: Wrapper) -> Wrapper:
+        there = getattr(owner, name)
+        real: Any = there.fget if isinstance(there, property) else there
+
+        @functools.wraps(real)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(real, *args, **kwargs)
+
+        setattr(owner, name, there.getter(replacement) if isinstance(there, property) else replacement)
+        return replacement
+
+    return put
+
+
 _listeners: list[Callable[[str, Exception], None]] = []
 _told: set[str] = set()
 

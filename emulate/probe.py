@@ -65,7 +65,7 @@ def _install_tensorflow(recorder: Recorder, interventions: Interventions) -> Non
     operations.install(recorder)
     reports.install_reduce(recorder)
     reports.install_local_results(recorder)
-    optimizers.install_tensorflow(recorder, interventions)
+    optimizers.install(recorder, interventions, "tensorflow")
     if recorder.has_servers:
         coordinator.install(recorder)
     if recorder.several_hosts:
@@ -81,7 +81,7 @@ def _number_asked(recorder: Recorder) -> None:
 def _install_keras(recorder: Recorder, interventions: Interventions, package: str) -> None:
     plan = recorder.plan
     lines.install_keras(recorder, package)
-    optimizers.install_keras(recorder, interventions, package)
+    optimizers.install(recorder, interventions, package)
     if plan.replay is not None and plan.replay.rate != 1 and package == upstream.KERAS_3:
         enlarge_rates(plan.replay.rate)
     reports.install_keras(recorder, package)

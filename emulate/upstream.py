@@ -1,6 +1,6 @@
 """Collect the private names of TensorFlow, Keras and tf_keras, and read names and values of variables.
 
-A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one of them.
+Tests (`tests/emulate/probe/test_upstream.py`, `tests/emulate/faults/test_upstream.py`) fail when upstream changes one of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate.graph_functions import load
+from emulate.imports import tf
 
 KERAS_3 = "keras.src"
 LEGACY_KERAS = "tf_keras.src"
@@ -98,9 +99,7 @@ def tape_class() -> Any:
 
 def modules_with_gradients() -> list[Any]:
     """Return the modules of which a program may call `gradients`, the function of graphs (TF 2.21)."""
-    import tensorflow as tf
-
-    return [tf, tf.compat.v1]
+    return [load("tensorflow"), tf.compat.v1]
 
 
 def is_recording() -> bool:
@@ -135,8 +134,6 @@ def handle_of(variable: Any) -> Any:
 
 def value_of(handle: Any) -> Any:
     """Return the value of the variable with a handle; None of one without a value, and of other resources."""
-    import tensorflow as tf
-
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or not data.shape_and_type:
         return None
@@ -150,8 +147,6 @@ def value_of(handle: Any) -> Any:
 
 def eager_origin(tensor: Any, graph: Any) -> Any:
     """Return the eager tensor that a graph captures in the end by a tensor of an outer graph; None where that computes it."""
-    import tensorflow as tf
-
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         graph = getattr(graph, "outer_graph", None)
         outers = [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
@@ -169,25 +164,32 @@ def register_functions(graph_def: Any) -> None:
             context.add_function_def(definition)
 
 
-def keras_optimizers() -> list[tuple[Any, str]]:
-    """Return (class, method) of every apply that can end a training step, of each imported Keras."""
-    methods: list[tuple[Any, str]] = []
-    if f"{KERAS_3}.optimizers.base_optimizer" in sys.modules:
-        methods.append((load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"))
-        methods.append((load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply"))
-    return methods
+def optimizers(package: str) -> list[tuple[Any, str]]:
+    """Return (class, method) of every apply that can end a training step, of TensorFlow 1, Keras 3 or tf_keras.
 
+    Args:
+        package: `tensorflow`, `KERAS_3` or `LEGACY_KERAS`.
 
-def legacy_optimizers() -> list[tuple[Any, str]]:
-    """Return the same for tf_keras and TensorFlow 1 optimizers: their `apply_gradients`."""
-    methods: list[tuple[Any, str]] = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
-    if f"{LEGACY_KERAS}.optimizers.optimizer" in sys.modules:
+    Returns:
+        The classes that define the method themselves.
+    """
+    if package == KERAS_3:
+        scale = load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer
+        return [(load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"), (scale, "apply")]
+    if package == LEGACY_KERAS:
         optimizer = load(f"{LEGACY_KERAS}.optimizers.optimizer")
         scale = load(f"{LEGACY_KERAS}.mixed_precision.loss_scale_optimizer")
-        methods += [(cls, "apply_gradients") for cls in (optimizer._BaseOptimizer, optimizer.Optimizer)]
-        methods.append((load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2, "apply_gradients"))
-        methods += [(cls, "apply_gradients") for cls in (scale.LossScaleOptimizer, scale.LossScaleOptimizerV3)]
-    return [(cls, name) for cls, name in methods if name in vars(cls)]
+        version_2 = load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2
+        classes = [
+            optimizer._BaseOptimizer,
+            optimizer.Optimizer,
+            version_2,
+            scale.LossScaleOptimizer,
+            scale.LossScaleOptimizerV3,
+        ]
+    else:
+        classes = [load("tensorflow.python.training.optimizer").Optimizer]
+    return [(cls, "apply_gradients") for cls in classes if "apply_gradients" in vars(cls)]
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -267,8 +269,6 @@ def is_synchronized(layer: Any, mask: Any) -> bool:
 
 def replicas_summed(optimizer: Any) -> int:
     """Return over how many replicas gpudist_core has summed the gradients for an optimizer's own `apply`; 1 for none."""
-    import tensorflow as tf
-
     ours = sys.modules.get("gpudist_core.upstream.optimizers")
     context = tf.distribute.get_replica_context()
     if ours is None or context is None or not ours.is_summed(optimizer):
@@ -385,6 +385,17 @@ def checkpoint_writer() -> tuple[Any, str, PathOf]:
     """Return what writes every TensorFlow checkpoint, in the same form."""
     saver = load("tensorflow.python.checkpoint.functional_saver").MultiDeviceSaver
     return saver, "save", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "file_prefix"))
+
+
+def merge_of_checkpoint() -> tuple[Any, str]:
+    """Return the operation that merges the parts of a checkpoint: module and name."""
+    return load("tensorflow.python.ops.gen_io_ops"), "merge_v2_checkpoints"
+
+
+def keras_savers() -> list[tuple[Any, str]]:
+    """Return what closes the file of weights while Keras 3 saves."""
+    name = f"{KERAS_3}.saving.saving_lib"
+    return [(load(name).H5IOStore, "close")] if name in sys.modules else []
 
 
 def file_readers() -> list[tuple[Any, str, PathOf]]:
@@ -547,8 +558,11 @@ def origins_of(converted: Any) -> Iterator[tuple[tuple[str, int], tuple[str, int
         yield (place.filename, place.lineno), (origin.loc.filename, origin.loc.lineno)
 
 
-def graph_class() -> Any:
-    """Return the class whose `_create_op_internal` makes each operation of a traced function (TF 2.21)."""
+def function_graph_class() -> Any:
+    """Return the class of a tf.function's graph (TF 2.21).
+
+    Its `_create_op_internal` makes each operation, its `capture_call_time_value` gives collectives their keys.
+    """
     return load("tensorflow.python.framework.func_graph").FuncGraph
 
 
@@ -604,6 +618,13 @@ def watching_operations(see: Callable[..., None]) -> Iterator[None]:
         callbacks.remove_op_callback(see_own)
 
 
+def run_independently(operation: Any) -> None:
+    """Keep a tf.function from ordering this operation after all others with side effects, those of other replicas included."""
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
+
+
 class Names:
     """Give every variable a stable, unique name: its path in the model, numbered if two share one."""
 
@@ -647,8 +668,6 @@ def copy_of(variable: Any, local: int) -> Any:
 
 def static_int(value: Any) -> int:
     """Return a replica's number: a constant in every strategy of one or several hosts."""
-    import tensorflow as tf
-
     static = tf.get_static_value(value)
     return int(static) if static is not None else 0
 
@@ -675,8 +694,6 @@ def is_of_metric(variable: Any) -> bool:
 
 def is_count_of_each(variable: Any) -> bool:
     """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
-    import tensorflow as tf
-
     if is_of_metric(tf_variable(variable)):
         return True
     if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:

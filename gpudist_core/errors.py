@@ -120,9 +120,9 @@ def is_whole(value: Any, least: float = -math.inf) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
-def is_finite(value: Any, least: float = -math.inf) -> TypeGuard[float]:
-    """Return whether a value is a finite number that is at least `least`."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= least
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a finite number."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_choice(possible: tuple[str, ...], **argument: str) -> None:

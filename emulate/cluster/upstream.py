@@ -7,14 +7,15 @@ that asks for a group before its leader has done so is forgotten. So they are st
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import importlib.util
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from emulate.imports import Later
+from emulate.point import instead_of
 
 CONTEXT = "tensorflow.python.eager.context"
 _STRATEGY = "tensorflow.python.distribute.collective_all_reduce_strategy"
@@ -51,18 +52,14 @@ def wait_for_leader() -> None:
     A host that comes first is refused, and TensorFlow's gRPC channel tries again a whole second later
     (`grpc.testing.fixed_reconnect_backoff_ms`). To be called when `tensorflow.python.eager.context` is imported.
     """
-    context = sys.modules[CONTEXT].Context
-    real = context.enable_collective_ops
 
-    @functools.wraps(real)
-    def enable_collective_ops(self: Any, server_def: Any) -> Any:
+    @instead_of(sys.modules[CONTEXT].Context, "enable_collective_ops")
+    def enable_collective_ops(real: Any, self: Any, server_def: Any) -> Any:
         jobs = {job.name: job.tasks for job in server_def.cluster.job}
         leader = "chief" if "chief" in jobs else "worker"
         is_leader = server_def.job_name == leader and server_def.task_index == 0
         _wait_until_listening(None if is_leader or leader not in jobs else str(jobs[leader][0]))
         return real(self, server_def)
-
-    context.enable_collective_ops = enable_collective_ops
 
 
 def _wait_until_listening(address: str | None) -> None:
@@ -91,36 +88,19 @@ def without_matplotlib() -> Iterator[None]:
         del sys.modules["matplotlib"]
         for module, (name, wanted) in _DRAWS.items():
             if module in sys.modules:
-                setattr(sys.modules[module], name, _Later(wanted))
-
-
-class _Later:
-    """Import a module on first use."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
+                setattr(sys.modules[module], name, Later(wanted))
 
 
 def watch() -> None:
     """Change the class of the eager context. To be called once in a process, when TensorFlow has been imported."""
     cls = sys.modules[CONTEXT].Context
-    _act_before_start(cls)
     _keep_renewed_collectives(cls)
 
-
-def _act_before_start(cls: Any) -> None:
-    real = cls.ensure_initialized
-
-    @functools.wraps(real)
-    def ensure_initialized(self: Any) -> None:
+    @instead_of(cls, "ensure_initialized")
+    def ensure_initialized(real: Any, self: Any) -> None:
         if _before_start and not self._initialized:
             _before_start.pop()()
         real(self)
-
-    cls.ensure_initialized = ensure_initialized
 
 
 @contextlib.contextmanager
@@ -138,10 +118,8 @@ def before_runtime(action: Callable[[], None]) -> Iterator[None]:
 
 
 def _keep_renewed_collectives(cls: Any) -> None:
-    real = cls.enable_collective_ops
-
-    @functools.wraps(real)
-    def enable_collective_ops(self: Any, server_def: Any) -> None:
+    @instead_of(cls, "enable_collective_ops")
+    def enable_collective_ops(real: Any, self: Any, server_def: Any) -> None:
         global _are_new
         are_new, _are_new = _are_new, False
         current = self._collective_ops_server_def
@@ -149,8 +127,6 @@ def _keep_renewed_collectives(cls: Any) -> None:
             self._collective_ops_server_def = server_def
         else:
             real(self, server_def)
-
-    cls.enable_collective_ops = enable_collective_ops
 
 
 def _place(server_def: Any) -> tuple[Any, ...]:

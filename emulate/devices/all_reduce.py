@@ -12,7 +12,6 @@ datatype DT_INT32 on DEVICE_GPU`).
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
@@ -20,6 +19,9 @@ from emulate.devices import upstream
 from emulate.devices.config import calling_module
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.replicas import in_ring_order
+from emulate.graph_functions import collective_launcher
+from emulate.imports import tf
+from emulate.point import instead_of
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
@@ -101,18 +103,14 @@ class AllReduceChoice:
 
     def without_nccl(self) -> None:
         """Replace NCCL by the ring in options: NCCL has no kernels for CPUs and refuses slices of one GPU."""
-        cls = upstream.communication_options()
-        real = cls.__init__
 
-        @functools.wraps(real)
-        def init(options: Any, *args: Any, **kwargs: Any) -> None:
+        @instead_of(upstream.communication_options(), "__init__")
+        def init(real: Any, options: Any, *args: Any, **kwargs: Any) -> None:
             real(options, *args, **kwargs)
             if options.implementation.name == "NCCL":
-                if calling_module(1) != _ASKS_BY_DEFAULT:
+                if calling_module(2) != _ASKS_BY_DEFAULT:
                     self._say(f"NCCL {self._why_not}: the ring is used here")
                 options.implementation = type(options.implementation).RING
-
-        cls.__init__ = init
 
     def on_one_host(self, asked: Any, num_devices: int) -> Any:
         """Return the cross-device operation for a strategy of one host. None means TensorFlow's default.
@@ -157,9 +155,6 @@ def _ending_walks(operation: Any) -> Any:
     them for each sum in the step, in time that grows with the square of their size. A MobileNet whose batch normalizations are
     synchronized was traced for more than ten minutes.
     """
-    import tensorflow as tf
-
-    real = operation.batch_reduce
 
     def ended(sums: Any) -> Any:
         values = getattr(sums, "values", None)
@@ -171,11 +166,10 @@ def _ending_walks(operation: Any) -> Any:
                 stopped.append(tf.stop_gradient(value))
         return type(sums)(stopped)
 
-    @functools.wraps(real)
-    def batch_reduce(*args: Any, **kwargs: Any) -> Any:
+    @instead_of(operation, "batch_reduce")
+    def batch_reduce(real: Any, *args: Any, **kwargs: Any) -> Any:
         return [ended(sums) for sums in real(*args, **kwargs)]
 
-    operation.batch_reduce = batch_reduce
     return operation
 
 
@@ -197,9 +191,8 @@ IN_A_BRANCH = (
     "too"
 )
 OF_DTYPE = (
-    "Replicas are summed in {dtype}. It works here, but TensorFlow's collectives, which sum on whole GPUs by default, "
-    "fail: Collective all-reduce does not support datatype {name} on DEVICE_GPU. Cast to {wide} before the "
-    "sum"
+    "Replicas are summed in {dtype}. It works here, but TensorFlow's collectives, which sum on whole GPUs by default, fail: "
+    "Collective all-reduce does not support datatype {name} on DEVICE_GPU. Cast to {wide} before the sum"
 )
 _WIDER = {"int32": "int64 (or a float)", "bfloat16": "float32"}
 
@@ -218,22 +211,18 @@ class RefusedOnGpus:
 
     def install(self) -> None:
         """Look at calls of functions and at collectives; once in a process."""
-        function, launcher = upstream.concrete_function_class(), upstream.replica_launcher_class()
-        call, all_reduce = function._call_flat, launcher.all_reduce
 
-        @functools.wraps(call)
-        def called(traced: Any, *args: Any, **kwargs: Any) -> Any:
+        @instead_of(upstream.concrete_function_class(), "_call_flat")
+        def called(call: Any, traced: Any, *args: Any, **kwargs: Any) -> Any:
             if traced.graph in self._summing:
                 self._sums_in(upstream.function_being_built())
             return call(traced, *args, **kwargs)
 
-        @functools.wraps(all_reduce)
-        def reduced(replica_launcher: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        @instead_of(collective_launcher(), "all_reduce")
+        def reduced(all_reduce: Any, replica_launcher: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if replica_launcher in self._launchers:
                 self._see_dtype(input_tensor, "int32", "bfloat16")
             return all_reduce(replica_launcher, input_tensor, *args, **kwargs)
-
-        function._call_flat, launcher.all_reduce = called, reduced
 
     def see_collectives(self, operation: Any) -> None:
         """Record what sums over the devices of a strategy of several hosts, apart from what sums values of the hosts."""
@@ -241,19 +230,16 @@ class RefusedOnGpus:
 
     def see_reduction(self, operation: Any) -> Any:
         """Follow what stands for TensorFlow's own choice on one host, which sums int32 in the host's memory."""
-        for name in ("reduce_implementation", "batch_reduce_implementation"):
-            setattr(operation, name, self._seen(getattr(operation, name)))
-        return operation
 
-    def _seen(self, real: Any) -> Any:
-        @functools.wraps(real)
-        def reduce(reduce_op: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        def reduce(real: Any, reduce_op: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
             self._sums_in(_around(upstream.function_being_built()))
             for value in upstream.reduced_values(values):
                 self._see_dtype(value, "bfloat16")
             return real(reduce_op, values, *args, **kwargs)
 
-        return reduce
+        for name in ("reduce_implementation", "batch_reduce_implementation"):
+            instead_of(operation, name)(reduce)
+        return operation
 
     def _sums_in(self, graph: Any) -> None:
         """Record that a graph sums, or calls a function that does."""

@@ -16,6 +16,7 @@ from typing import Any
 from emulate.devices import upstream
 from emulate.devices.gpus import EmulatedGpus
 from emulate.devices.names import DeviceNames
+from emulate.imports import tf
 
 
 class DeviceAnswers:
@@ -95,8 +96,6 @@ class DeviceAnswers:
         return int(real(name)) if self._gpus.kind == "GPU" else self.get_memory_info(real, device)["current"]
 
     def is_gpu_available(self, real: Any, cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
-        import tensorflow as tf
-
         capabilities = [
             tuple(self._gpus.details(tf.config.experimental.get_device_details, device)["compute_capability"])
             for device in self._gpus.visible
@@ -113,8 +112,6 @@ class DeviceAnswers:
         return True
 
     def list_local_devices(self, real: Any, session_config: Any = None) -> list[Any]:
-        import tensorflow as tf
-
         attributes = upstream.device_attributes()
         # The function makes every device it lists anew, and would take a GPU's memory once more.
         without = tf.compat.v1.ConfigProto()

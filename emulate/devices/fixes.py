@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
+from emulate.graph_functions import collective_launcher
+from emulate.imports import tf
+from emulate.point import instead_of
+from emulate.upstream import dataset_class, function_graph_class
 
 
 def defer_past_control_flow(tell: Callable[[], None]) -> None:
@@ -19,11 +23,9 @@ def defer_past_control_flow(tell: Callable[[], None]) -> None:
     Args:
         tell: Called whenever a program needs it.
     """
-    cls = upstream.function_graph_class()
-    real = cls.capture_call_time_value
 
-    @functools.wraps(real)
-    def capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @instead_of(function_graph_class(), "capture_call_time_value")
+    def capture(real: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         graph = self
         while getattr(graph, "is_control_flow_graph", False):
             graph = graph.outer_graph
@@ -31,8 +33,6 @@ def defer_past_control_flow(tell: Callable[[], None]) -> None:
             tell()
         with graph.as_default():
             return real(graph, *args, **kwargs)
-
-    cls.capture_call_time_value = capture
 
 
 def sum_in_one_order() -> None:
@@ -42,22 +42,16 @@ def sum_in_one_order() -> None:
     shares of a batch in another order than one host with four (TensorFlow deals shares out host by host), so the same numbers
     are added in another order. Here the values are gathered along the ring, sorted element by element and then added.
     """
-    cls = upstream.replica_launcher_class()
-    real = cls.all_reduce
 
-    @functools.wraps(real)
-    def all_reduce(self: Any, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
+    @instead_of(collective_launcher(), "all_reduce")
+    def all_reduce(real: Any, self: Any, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
         # Two addends need no order: a + b and b + a are the same.
         if self._group_size <= 2 or not input_tensor.dtype.is_floating:
             return real(self, input_tensor, control_input, options)
         return _gather_and_add(self, input_tensor, control_input, options)
 
-    cls.all_reduce = all_reduce
-
 
 def _gather_and_add(launcher: Any, tensor: Any, control_input: Any, options: Any) -> Any:
-    import tensorflow as tf
-
     # Nothing gathers 16 bits of bfloat16; float32 has all of its numbers, and the values are added as what they are.
     wide = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
     with tf.device(launcher._device), tf.control_dependencies([] if control_input is None else [control_input]):
@@ -99,11 +93,10 @@ def give_servers_their_gpus(before: Callable[[], None]) -> None:
     Args:
         before: Called before each server is made.
     """
-    cls = upstream.server_class()
-    real = cls.__init__
 
-    @functools.wraps(real)
+    @instead_of(upstream.server_class(), "__init__")
     def init(
+        real: Any,
         self: Any,
         server_or_cluster_def: Any,
         job_name: Any = None,
@@ -115,8 +108,6 @@ def give_servers_their_gpus(before: Callable[[], None]) -> None:
         before()
         by_default = getattr(server_or_cluster_def, "default_session_config", None)
         real(self, server_or_cluster_def, job_name, task_index, protocol, _with_gpus(config, by_default), start)
-
-    cls.__init__ = init
 
 
 def _with_gpus(config: Any, by_default: Any) -> Any:
@@ -149,18 +140,12 @@ def leave_datasets_untuned() -> None:
     minute. Emulated devices have no spare cores to tune for: where a program does not ask for the tuning itself, it is off, and
     what it would have chosen has tf.data's own fixed defaults.
     """
-    cls = upstream.dataset_class()
-    real = cls._apply_debug_options
 
-    @functools.wraps(real)
-    def apply(self: Any) -> Any:
-        import tensorflow as tf
-
+    @instead_of(dataset_class(), "_apply_debug_options")
+    def apply(real: Any, self: Any) -> Any:
         dataset = real(self)
         if dataset.options().autotune.enabled is not None:
             return dataset
         options = tf.data.Options()
         options.autotune.enabled = False
         return dataset.with_options(options)
-
-    cls._apply_debug_options = apply

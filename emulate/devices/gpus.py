@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from emulate.devices import upstream
 from emulate.devices.plan import DevicePlan, Note
+from emulate.imports import tf
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _T = TypeVar("_T")
@@ -59,8 +60,6 @@ class EmulatedGpus:
     @functools.cached_property
     def _all(self) -> list[Any]:
         """Return the GPUs, found at first use as in TensorFlow: until then the program may set CUDA_VISIBLE_DEVICES."""
-        import tensorflow as tf
-
         wanted, count = os.environ.get(VISIBLE), self.plan.num_devices
         if wanted is not None and wanted != self._shown:
             count = _count_cuda(wanted, self.plan.num_devices, self.plan.reference)
@@ -102,8 +101,6 @@ class EmulatedGpus:
         Returns:
             One for each visible GPU, or for each part of a split one.
         """
-        import tensorflow as tf
-
         names = [cpu.name for cpu in real("CPU") if int(cpu.name.rsplit(":", 1)[1]) < self.num_logical]
         if self.plan.is_virtual:
             names = [f"{names[0].rpartition(':')[0]}:{number}" for number in range(self.num_logical)]
@@ -192,8 +189,6 @@ class EmulatedGpus:
 
 def split_cpu(number: int) -> None:
     """Have TensorFlow split the CPU into so many logical devices."""
-    import tensorflow as tf
-
     context = upstream.context()
     cpu = context.list_physical_devices("CPU")[0]
     context.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(number)])

@@ -5,7 +5,6 @@ Strategies use the emulated devices: all of them, or those that the program name
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -20,6 +19,7 @@ from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.hosts import OF_SEVERAL_HOSTS, install_virtual
 from emulate.errors import UsageError
 from emulate.imports import when_imported
+from emulate.point import instead_of
 
 _said: set[tuple[str, str]] = set()
 
@@ -80,11 +80,8 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
 
 
 def _mirrored(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:
-    cls = upstream.mirrored_extended()
-    real = cls.__init__
-
-    @functools.wraps(real)
-    def init(self: Any, container_strategy: Any, devices: Any = None, cross_device_ops: Any = None) -> None:
+    @instead_of(upstream.mirrored_extended(), "__init__")
+    def init(real: Any, self: Any, container_strategy: Any, devices: Any = None, cross_device_ops: Any = None) -> None:
         if plan.is_virtual and plan.num_hosts > 1:
             raise UsageError(OF_SEVERAL_HOSTS.format(name=type(container_strategy).__name__))
         devices = names.of_strategy(devices) if devices else names.all_for_strategy()
@@ -92,42 +89,32 @@ def _mirrored(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> 
         real(self, container_strategy, devices=devices, cross_device_ops=choice.on_one_host(cross_device_ops, len(devices)))
         choice.remember(self)
 
-    cls.__init__ = init
-
 
 def _multi_worker(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:
     cls = upstream.collective_extended()
-    real_init, real_local = cls.__init__, cls._initialize_local
 
     def devices_of(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
         # TensorFlow 2.21 takes one CPU however many there are.
         devices = tuple(names.all_for_strategy(worker_device, plan.num_hosts if plan.is_virtual else 1))
         return devices, "GPU" if "GPU" in devices[0] else "CPU"
 
-    @functools.wraps(real_local)
-    def local(self: Any, cluster_resolver: Any, devices: Any = None) -> None:
+    @instead_of(cls, "_initialize_local")
+    def local(real: Any, self: Any, cluster_resolver: Any, devices: Any = None) -> None:
         choice.new_keys(self)
-        real_local(self, cluster_resolver, devices=names.of_strategy(devices) if devices else None)
+        real(self, cluster_resolver, devices=names.of_strategy(devices) if devices else None)
 
-    @functools.wraps(real_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        real_init(self, *args, **kwargs)
+    @instead_of(cls, "__init__")
+    def init(real: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
         choice.for_multi_worker(self)
 
     cls._initialize_local_devices = devices_of
-    cls._initialize_local = local
-    cls.__init__ = init
 
 
 def _central_storage(plan: DevicePlan, names: DeviceNames) -> None:
-    cls = upstream.central_extended()
-    real = cls._initialize_local
-
-    @functools.wraps(real)
-    def local(self: Any, compute_devices: Any, parameter_device: Any, cluster_resolver: Any = None) -> None:
+    @instead_of(upstream.central_extended(), "_initialize_local")
+    def local(real: Any, self: Any, compute_devices: Any, parameter_device: Any, cluster_resolver: Any = None) -> None:
         if plan.is_virtual:
             raise UsageError(OF_SEVERAL_HOSTS.format(name="CentralStorageStrategy"))
         devices = names.of_strategy(compute_devices) if compute_devices else names.all_for_strategy()
         real(self, devices, names.real(parameter_device), cluster_resolver=cluster_resolver)
-
-    cls._initialize_local = local

@@ -88,28 +88,39 @@ def _name(uuid: str) -> str:
     return f"\0gpudist-{uuid}" if sys.platform == "linux" else ""
 
 
-def _take(uuid: str, until: float, patience: float, ask: Callable[[], None]) -> socket.socket:
+def take_name(name: str) -> socket.socket | None:
+    """Take a name in Linux's abstract socket namespace. It leaves no file, and is free again when its process ends, however.
+
+    Args:
+        name: The name, which begins with a null character.
+
+    Returns:
+        What holds the name until it is closed; None where another one holds it.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    while True:
-        try:
-            sock.bind(_name(uuid))
-        except OSError:
-            ask()
-            if _mine.get(uuid) == threading.get_ident():
-                sock.close()
-                raise Unavailable(
-                    f"A GPU serves one cluster at a time. Received: a second cluster on GPU {uuid} beside a running one of the "
-                    "same thread. End the first one before."
-                ) from None
-            if time.monotonic() > until:
-                sock.close()
-                raise Unavailable(
-                    f"A GPU serves one cluster at a time. Received: GPU {uuid}, which others held for {patience:g} s. "
-                    "Run one after the other, or give each its own GPUs by CUDA_VISIBLE_DEVICES."
-                ) from None
-            time.sleep(_POLL_SECONDS)
-        else:
-            return sock
+    try:
+        sock.bind(name)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _take(uuid: str, until: float, patience: float, ask: Callable[[], None]) -> socket.socket:
+    while (taken := take_name(_name(uuid))) is None:
+        ask()
+        if _mine.get(uuid) == threading.get_ident():
+            raise Unavailable(
+                f"A GPU serves one cluster at a time. Received: a second cluster on GPU {uuid} beside a running one of the "
+                "same thread. End the first one before."
+            )
+        if time.monotonic() > until:
+            raise Unavailable(
+                f"A GPU serves one cluster at a time. Received: GPU {uuid}, which others held for {patience:g} s. "
+                "Run one after the other, or give each its own GPUs by CUDA_VISIBLE_DEVICES."
+            )
+        time.sleep(_POLL_SECONDS)
+    return taken
 
 
 PATIENCE = 5.0

@@ -13,6 +13,8 @@ from typing import Any
 from emulate.devices import upstream
 from emulate.devices.gpus import EmulatedGpus
 from emulate.errors import UsageError
+from emulate.imports import tf
+from emulate.point import instead_of
 
 _HERE = (None, "localhost")
 
@@ -65,8 +67,6 @@ class DeviceNames:
         """
         named = [devices] if isinstance(devices, str) else list(devices)
         if self._gpus.plan.reference:
-            import tensorflow as tf
-
             reals = [self.real(device) for device in reversed(named)]
             return list({int(tf.DeviceSpec.from_string(name).device_index or 0): name for name in reals}.values())[::-1]
         if len(named) > max(self._gpus.num_cpus, self._gpus.num_logical):
@@ -83,8 +83,6 @@ class DeviceNames:
         return [f"{prefix}/device:{kind}:{i}" for i in range(self._gpus.num_for_strategies * hosts)]
 
     def _translate(self, text: str) -> str:
-        import tensorflow as tf
-
         spec = tf.DeviceSpec.from_string(text)
         if spec.device_type not in ("GPU", "CPU"):
             return text
@@ -123,32 +121,19 @@ def _name_of(device: Any) -> str | None:
 
 def translate_placement(names: DeviceNames) -> None:
     """Have `tf.device`, `Graph.device`, strategies and datasets place on the logical CPU that a name means."""
-    context_class, graph_class = upstream.context_class(), upstream.graph_class()
-    context_class.device = _translating_method(context_class.device, names)
-    graph_class.device = _translating_method(graph_class.device, names)
-    util = upstream.device_util()
-    util.canonicalize = _translating(util.canonicalize, names)
-    prefetching = upstream.prefetching()
-    for module in (prefetching, *upstream.data_modules()):
-        module.copy_to_device = _translating(prefetching.copy_to_device, names)
+    for cls in (upstream.context_class(), upstream.graph_class()):
 
+        @instead_of(cls, "device")
+        def device(real: Any, self: Any, name: Any) -> Any:
+            return real(self, _of_function(name, names) if callable(name) else names.real(name))
 
-def _translating_method(real: Callable[..., Any], names: DeviceNames) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def device(self: Any, name: Any) -> Any:
-        return real(self, _of_function(name, names) if callable(name) else names.real(name))
-
-    return device
-
-
-def _translating(real: Callable[..., Any], names: DeviceNames) -> Callable[..., Any]:
-    """Translate the arguments of a function whose first argument, and perhaps others, are devices."""
-
-    @functools.wraps(real)
-    def translated(*args: Any, **kwargs: Any) -> Any:
+    def translated(real: Any, *args: Any, **kwargs: Any) -> Any:
+        """Translate the first argument, and perhaps others, which are devices."""
         return real(*map(names.real, args), **{key: names.real(value) for key, value in kwargs.items()})
 
-    return translated
+    instead_of(upstream.device_util(), "canonicalize")(translated)
+    for module in (upstream.prefetching(), *upstream.data_modules()):
+        instead_of(module, "copy_to_device")(translated)
 
 
 def _of_function(choose: Callable[..., Any], names: DeviceNames) -> Callable[..., Any]:

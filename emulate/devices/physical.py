@@ -12,6 +12,7 @@ from emulate.devices.gpus import VISIBLE, EmulatedGpus
 from emulate.devices.inventory import keep_kernels_in
 from emulate.devices.plan import DevicePlan, GpuShare, Note
 from emulate.errors import Unavailable
+from emulate.imports import tf
 
 NONE = "-1"
 """No GPU, as CUDA_VISIBLE_DEVICES says it."""
@@ -152,8 +153,6 @@ class PhysicalGpus(EmulatedGpus):
 
     def _configure(self) -> None:
         """Tell TensorFlow, which is possible until its runtime is up."""
-        import tensorflow as tf
-
         context = upstream.context()
         splits = {int(d.name.rsplit(":", 1)[1]): [p.memory_limit for p in parts] for d, parts in self._splits.items()}
         for gpu, parts in zip(self._real, layout(self._share, splits), strict=True):

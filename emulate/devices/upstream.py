@@ -31,11 +31,6 @@ def graph_class() -> Any:
     return load("tensorflow.python.framework.ops").Graph
 
 
-def function_graph_class() -> Any:
-    """Return the class of a tf.function's graph, whose `capture_call_time_value` gives collectives their keys."""
-    return load("tensorflow.python.framework.func_graph").FuncGraph
-
-
 def concrete_function_class() -> Any:
     """Return the class of one trace of a tf.function; `_call_flat` calls it, also in a graph under construction."""
     return load("tensorflow.python.eager.polymorphic_function.concrete_function").ConcreteFunction
@@ -60,11 +55,6 @@ def reduced_values(values: Any) -> list[Any]:
 def device_util() -> Any:
     """Return the module with which strategies complete device names."""
     return load("tensorflow.python.distribute.device_util")
-
-
-def dataset_class() -> Any:
-    """Return the class of every dataset; each iterator first calls its `_apply_debug_options`."""
-    return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
 
 
 def prefetching() -> Any:
@@ -106,11 +96,6 @@ def cross_device_ops() -> Any:
     return load("tensorflow.python.distribute.cross_device_ops")
 
 
-def replica_launcher_class() -> Any:
-    """Return the class that starts the collectives of one replica."""
-    return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher
-
-
 def server_class() -> Any:
     """Return the class of `tf.distribute.Server` and TF 1's `tf.train.Server`."""
     return load("tensorflow.python.training.server_lib").Server
@@ -128,10 +113,7 @@ def device_attributes() -> Any:
 
 def public_modules() -> list[Any]:
     """Return each loaded public module of TensorFlow that lists devices, in TF 1 and TF 2 spellings."""
-    return _public((".config", ".config.experimental", ".test"))
-
-
-def _public(ends: tuple[str, ...]) -> list[Any]:
+    ends = (".config", ".config.experimental", ".test")
     return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(ends)]
 
 
@@ -192,7 +174,7 @@ def eager_mode() -> Any:
 
 def function_graph(name: str) -> Any:
     """Return an empty graph of a function that is called in the graph under construction."""
-    return function_graph_class()(name)
+    return load("tensorflow.python.framework.func_graph").FuncGraph(name)
 
 
 def automatic_control_dependencies() -> Any:

@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from emulate import graph_functions
-from emulate.faults import upstream
+from emulate import graph_functions, upstream
 from emulate.faults.triggers import Counter, HostFaults, Send, Site, Triggers
-from emulate.imports import when_imported
+from emulate.imports import tf, when_imported
+from emulate.point import instead_of
 
 _SAVING, _ARRAYS = "gpudist_core.checkpoints.saving", "gpudist_core.checkpoints.files"
 
@@ -30,8 +30,8 @@ def install(known: HostFaults, send: Send) -> None:
         return
     hooks = _Hooks(Triggers(known, send))
     when_imported("tensorflow", hooks.install_tensorflow)
-    for package in ("keras", "tf_keras"):
-        when_imported(package, functools.partial(hooks.wrap_optimizers, package))
+    when_imported("keras", lambda: hooks.wrap_optimizers(upstream.KERAS_3))
+    when_imported("tf_keras", lambda: hooks.wrap_optimizers(upstream.LEGACY_KERAS))
     if "checkpoint" in hooks.phases:
         when_imported("keras", hooks.wrap_keras_savers)
         when_imported(_SAVING, hooks.wrap_core_checkpoints)
@@ -50,27 +50,22 @@ class _Hooks:
         if "input" in self.phases:
             for cls in graph_functions.strategy_classes():
                 self._wrap_run(cls)
-        launcher = graph_functions.collective_launcher()
-        for method in ("all_reduce", "_all_gather"):
-            self._wrap_collective(launcher, method)
+        self._wrap_collectives()
         if "checkpoint" in self.phases:
             self._wrap_merge()
 
     # Where a step's data enters.
 
     def _wrap_run(self, cls: Any) -> None:
-        original = cls.run
         clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-        @functools.wraps(original)
-        def run(strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        @instead_of(cls, "run")
+        def run(original: Any, strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if not graph_functions.is_function(fn):
                 return original(strategy, self._body(graph_functions.convert(fn), True), args, kwargs, options)
             if fn not in clones:
                 clones[fn] = graph_functions.clone_function(fn, self._body(fn.python_function, False))
             return original(strategy, clones[fn], args, kwargs, options)
-
-        cls.run = run
 
     def _body(self, function: Callable[..., Any], is_converted: bool) -> Callable[..., Any]:
         @graph_functions.do_not_convert
@@ -86,18 +81,12 @@ class _Hooks:
 
     def wrap_optimizers(self, package: str) -> None:
         for cls, method in upstream.optimizers(package):
-            self._wrap_apply(cls, method)
 
-    def _wrap_apply(self, cls: Any, method: str) -> None:
-        original = getattr(cls, method)
-
-        @functools.wraps(original)
-        def apply(optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_applying or not _is_first_replica():
-                return original(optimizer, gradients, *args, **kwargs)
-            return self._apply(optimizer, list(gradients), lambda gated: original(optimizer, gated, *args, **kwargs))
-
-        setattr(cls, method, apply)
+            @instead_of(cls, method)
+            def apply(original: Any, optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._is_applying or not _is_first_replica():
+                    return original(optimizer, gradients, *args, **kwargs)
+                return self._apply(optimizer, list(gradients), lambda gated: original(optimizer, gated, *args, **kwargs))
 
     def _apply(self, optimizer: Any, gradients: list[Any], proceed: Callable[[list[Any]], Any]) -> Any:
         counter = self._counter(optimizer)
@@ -114,79 +103,56 @@ class _Hooks:
         return result
 
     def _counter(self, optimizer: Any) -> Counter:
-        import tensorflow as tf
-
         if optimizer not in self._counters:
             with tf.init_scope():
-                made = upstream.steps_made(optimizer)
-            self._counters[optimizer] = Counter(made or 0)
+                self._counters[optimizer] = Counter(upstream.steps_made(optimizer))
         return self._counters[optimizer]
 
     # Where they are summed.
 
-    def _wrap_collective(self, cls: Any, method: str) -> None:
-        original = getattr(cls, method)
-
-        @functools.wraps(original)
-        def collective(launcher: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def _wrap_collectives(self) -> None:
+        def collective(original: Any, launcher: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
             site = Site(is_inside=self._is_applying, is_of_gradients=self._is_applying)
             self._sites.append(site)
             [gated] = _gate(functools.partial(self._triggers.entering, site), [tensor])
             [result] = _gate(functools.partial(self._triggers.leaving, site), [original(launcher, gated, *args, **kwargs)])
             return result
 
-        setattr(cls, method, collective)
+        for method in ("all_reduce", "_all_gather"):
+            instead_of(graph_functions.collective_launcher(), method)(collective)
 
     # Where a checkpoint is written.
 
     def _wrap_merge(self) -> None:
-        module, name = upstream.merge_of_checkpoint()
-        original = getattr(module, name)
-
-        @functools.wraps(original)
-        def merge(*args: Any, **kwargs: Any) -> Any:
+        @instead_of(*upstream.merge_of_checkpoint())
+        def merge(original: Any, *args: Any, **kwargs: Any) -> Any:
             return _after(self._triggers.writing, lambda: original(*args, **kwargs))
-
-        setattr(module, name, merge)
 
     def wrap_keras_savers(self) -> None:
         for cls, method in upstream.keras_savers():
-            self._wrap_saver(cls, method)
 
-    def _wrap_saver(self, cls: Any, method: str) -> None:
-        original = getattr(cls, method)
-
-        @functools.wraps(original)
-        def close(store: Any) -> Any:
-            if getattr(store, "mode", "w") != "r":
-                self._triggers.writing()
-            return original(store)
-
-        setattr(cls, method, close)
+            @instead_of(cls, method)
+            def close(original: Any, store: Any) -> Any:
+                if getattr(store, "mode", "w") != "r":
+                    self._triggers.writing()
+                return original(store)
 
     def wrap_core_checkpoints(self) -> None:
-        saving, data = sys.modules[_SAVING], sys.modules[_ARRAYS].DataFile
-        write_part, close = saving._write_part, data.close
         writing: list[int] = []
 
-        @functools.wraps(write_part)
-        def note_step(snapshot: Any, path: Any, host: int) -> int:
+        @instead_of(sys.modules[_SAVING], "_write_part")
+        def note_step(write_part: Any, snapshot: Any, path: Any, host: int) -> int:
             writing[:] = [snapshot.step]
             return int(write_part(snapshot, path, host))
 
-        @functools.wraps(close)
-        def close_half(file: Any) -> Any:
+        @instead_of(sys.modules[_ARRAYS].DataFile, "close")
+        def close_half(close: Any, file: Any) -> Any:
             self._triggers.writing(writing[0] if writing else None)
             return close(file)
-
-        saving._write_part = note_step  # type: ignore[attr-defined]
-        data.close = close_half
 
 
 def _is_first_replica() -> bool:
     """Return whether this is the first replica of this host, or code outside of replicas."""
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     if context is None:
         return True
@@ -201,7 +167,6 @@ def _is_first_replica() -> bool:
 def _call(act: Callable[[], None], after: Any = ()) -> Any:
     """Call it now, or each time this place of the graph is reached once what is given is there; returns the operation."""
     import numpy as np
-    import tensorflow as tf
 
     def acted() -> Any:
         act()
@@ -218,8 +183,6 @@ def _call(act: Callable[[], None], after: Any = ()) -> Any:
 
 def _after(act: Callable[[], None], build: Callable[[], Any]) -> Any:
     """Return the result of `build`; all of its operations wait for the call."""
-    import tensorflow as tf
-
     operation = _call(act)
     if operation is None:
         return build()
@@ -229,8 +192,6 @@ def _after(act: Callable[[], None], build: Callable[[], Any]) -> Any:
 
 def _gate(act: Callable[[], None], values: list[Any]) -> list[Any]:
     """Let users of tensors (or of pairs of gradient and variable) wait for a call, which runs when all tensors exist."""
-    import tensorflow as tf
-
     gradients = [value[0] if isinstance(value, tuple) else value for value in values]
     operation = _call(act, [t for t in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(t)])
     if operation is None:
@@ -241,8 +202,6 @@ def _gate(act: Callable[[], None], values: list[Any]) -> list[Any]:
 
 
 def _identity(value: Any) -> Any:
-    import tensorflow as tf
-
     if not tf.is_tensor(value):
         return value
     with graph_functions.device(value.device):
@@ -251,8 +210,6 @@ def _identity(value: Any) -> Any:
 
 def _updated(gradients: list[Any], optimizer: Any) -> list[Any]:
     """Return what exists after an optimizer's update: one variable, read again, and the gradients."""
-    import tensorflow as tf
-
     values = [value[0] if isinstance(value, tuple) else value for value in gradients]
     variables = [value[1] for value in gradients if isinstance(value, tuple)] or getattr(optimizer, "_trainable_variables", [])
     there = [t for t in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(t)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.instrument import optimizers
 from emulate.point import around, caller, program_caller
 from emulate.recorder import Body, Recorder, current_body, unseen
@@ -67,8 +68,6 @@ def _is_by_program(frame: Any) -> bool:
 
 def _is_of_metric(variable: Any, frame: Any) -> bool:
     """Return whether a library, not the program itself, counts something on each replica."""
-    import tensorflow as tf
-
     is_own = variable.synchronization == tf.VariableSynchronization.ON_READ and program_caller(frame) is None
     return is_own or is_of_metric(variable)
 
@@ -86,14 +85,10 @@ def _is_left_to_the_last(recorder: Recorder, body: Body, variable: Any) -> bool:
 
 def _is_number_of_first(variable: Any) -> bool:
     """Return whether it is one number of the first replica, perhaps only a loss to display."""
-    import tensorflow as tf
-
     return bool(variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA and variable.shape.rank == 0)
 
 
 def _is_shared_number(variable: Any) -> bool:
     """Return whether each replica holds the same value, unlike a count of each replica (`ON_READ`, a metric)."""
-    import tensorflow as tf
-
     is_own = variable.synchronization == tf.VariableSynchronization.ON_READ or is_of_metric(variable)
     return bool(variable.dtype.name.startswith(_NUMBERS)) and not is_own

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.instrument import draws
 from emulate.point import around
 from emulate.recorder import Body, Recorder, current_body
@@ -39,8 +40,6 @@ def remember_constant(recorder: Recorder, tensor: Any) -> None:
     body = current_body()
     if body is None or draws.are_unwatched() or not _is_looked_at(recorder, body) or not _may_be_data(tensor):
         return
-    import tensorflow as tf
-
     value = tf.get_static_value(tensor)
     if value is not None:
         _remember_values(recorder.facts.held, upstream.line_of(tensor.op), np.asarray(value))
@@ -62,8 +61,6 @@ def remember_mapped(recorder: Recorder, dataset: Any) -> None:
     """
     if not recorder.several_hosts:
         return
-    import tensorflow as tf
-
     mapped = recorder.facts.mapped
     for function, graph in upstream.functions_of(dataset):
         where = _line_of(function)
@@ -82,8 +79,6 @@ def _line_of(function: Any) -> str:
 
 
 def _remember_closed_over(held: dict[str, list[str]], graph: Any, where: str) -> None:
-    import tensorflow as tf
-
     for tensor, _ in getattr(graph, "captures", ()):
         if isinstance(tensor, tf.__internal__.EagerTensor) and _may_be_data(tensor):
             _remember_values(held, where, tensor.numpy())
@@ -96,8 +91,6 @@ def _tables_of(graph: Any) -> Iterator[tuple[str, str]]:
 
     Of what types a table is only its lookups tell; to export it as another one ends the process (TensorFlow 2.21).
     """
-    import tensorflow as tf
-
     outside = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
     for operation in graph.get_operations():
         table = outside.get(id(operation.inputs[0])) if operation.type == "LookupTableFindV2" else None

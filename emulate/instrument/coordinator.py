@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.interventions import permuted
 from emulate.point import around
 from emulate.recorder import Recorder, tensors_of
@@ -34,7 +35,6 @@ def install(recorder: Recorder) -> None:
 
 def _see_strategy(recorder: Recorder) -> None:
     """Note that the program has a strategy with servers, even if this process never runs a step with it."""
-    import tensorflow as tf
 
     @around(tf.distribute.ParameterServerStrategy, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,8 +56,6 @@ def _see_closures(recorder: Recorder, names: upstream.Coordination) -> None:
 
 def _record_rows(recorder: Recorder, closure: Any) -> None:
     """Record the examples that the coordinator sends. Noise runs get them in another order."""
-    import tensorflow as tf
-
     if recorder.plan.permute:
         closure._args, closure._kwargs = permuted(recorder.plan.noise_seed, closure._args, closure._kwargs)
     values = enumerate(tf.nest.flatten((closure._args, closure._kwargs)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.point import around, when_imported
 from emulate.recorder.epochs import EpochsOfData, FirstEpoch
 
@@ -25,7 +26,13 @@ def install_keras(epochs: EpochsOfData, package: str) -> None:
     """Wrap the begin of `fit` in one Keras."""
     for cls in upstream.callback_list_classes():
         if cls.__module__.startswith(package):
-            _wrap_fit(epochs, cls)
+
+            @around(cls, "on_train_begin")
+            def on_train_begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+                batches = (getattr(self, "params", None) or {}).get("steps")
+                epochs.fit_begins(None if batches is None else int(batches))
+                return original(self, *args, **kwargs)
+
     if package == upstream.KERAS_3:
 
         @around(upstream.epoch_iterator_class(), "__init__")
@@ -43,16 +50,12 @@ def _after_iter(cls: Any, tell: Callable[[Any], None]) -> None:
 
 
 def _of_dataset(dataset: Any) -> FirstEpoch:
-    import tensorflow as tf
-
     if not tf.executing_eagerly():
         return FirstEpoch()
     return FirstEpoch(_finite(int(dataset.cardinality())), upstream.last_batch(dataset))
 
 
 def _of_distributed(dataset: Any) -> FirstEpoch:
-    import tensorflow as tf
-
     batches, strategy, whole = upstream.distribution_of(dataset)
     if whole is None:  # made by a function, which gives each replica batches of its own
         count = _finite(batches)
@@ -68,11 +71,3 @@ def _finite(cardinality: int) -> int | None:
 def _see_pipelines(epochs: EpochsOfData) -> None:
     cls = sys.modules[_PIPELINES].Distributed
     _after_iter(cls, lambda pipeline: epochs.begins(pipeline, FirstEpoch(pipeline.num_batches)))
-
-
-def _wrap_fit(epochs: EpochsOfData, cls: Any) -> None:
-    @around(cls, "on_train_begin")
-    def on_train_begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        batches = (getattr(self, "params", None) or {}).get("steps")
-        epochs.fit_begins(None if batches is None else int(batches))
-        return original(self, *args, **kwargs)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.interventions import distributions
 from emulate.point import around, caller, program_caller
 from emulate.recorder import Body, Recorder, current_body
@@ -45,8 +46,6 @@ def install(recorder: Recorder) -> None:
 
 def _leave_creation_alone() -> None:
     """Ignore the draw of a variable's initial value in the first step, on one replica: it is no draw of the step."""
-    import tensorflow as tf
-
     kind = type(tf.Variable)
 
     @around(kind, "__call__")
@@ -69,8 +68,6 @@ def _wrap(module: Any, name: str, drawn: Callable[..., Any]) -> None:
 
 def _draw(recorder: Recorder, distribution: str, original: Any, body: Body, place: int, args: Any, kwargs: Any) -> Any:
     """Draw numbers that may be for rows."""
-    import tensorflow as tf
-
     template = original(*args, **kwargs)
     # A few whole numbers may be the same on replicas by chance.
     may_be_same = distribution in distributions.WHOLE or not template.dtype.is_floating
@@ -88,8 +85,6 @@ def _draw(recorder: Recorder, distribution: str, original: Any, body: Body, plac
 
 def _draw_whole(recorder: Recorder, replace: Any, original: Any, body: Body, place: int, args: Any, kwargs: Any) -> Any:
     """Draw for a batch as a whole; in comparison runs by `replace`, which gets the operation and its arguments."""
-    import tensorflow as tf
-
     own = original(*args, **kwargs)
     # Of a shuffle that there was one: whether replicas draw the same says nothing of their rows.
     of_rows = None if isinstance(own, tuple) else tf.cast(tf.reshape(body.number, [1]), tf.int64)
@@ -100,8 +95,6 @@ def _draw_whole(recorder: Recorder, replace: Any, original: Any, body: Body, pla
 
 def _draw_in_python(recorder: Recorder, generator: Any, original: Any, body: Body, place: int, args: Any, kwargs: Any) -> Any:
     """Draw from a global generator of Python or NumPy; in comparison runs from one of seed and place."""
-    import tensorflow as tf
-
     if program_caller(caller()) is None:
         body.num_draws -= 1  # a library's, for the seed of a layer that it builds on the first replica
         return original(*args, **kwargs)
@@ -146,8 +139,6 @@ def _candidates(recorder: Recorder, body: Body, place: int, original: Callable[.
     The operation goes on from its last draw each time that it runs, so it runs once here, for the true classes that any example
     may have: what it expects of them depends on the draw.
     """
-    import tensorflow as tf
-
     del body
     number, seed = given.get("range_max", 0), recorder.plan.seed & 0x7FFFFFFF
     if not 0 < number <= 1 << 24:  # all candidates are none that is drawn; a table of more classes takes much memory
@@ -160,8 +151,6 @@ def _candidates(recorder: Recorder, body: Body, place: int, original: Callable[.
 
 def _shuffled(recorder: Recorder, body: Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Shuffle by keys: each example moves to the place of the next larger key, so the pairs do not depend on the order."""
-    import tensorflow as tf
-
     del original
     value = tf.convert_to_tensor(given["value"])
     if value.shape.rank == 0:
@@ -230,8 +219,6 @@ def _is_in_turn(body: Body, value: Any, place: int) -> bool:
 
 def _sample(value: Any, owner: Any) -> Any:
     """Return a sample of what was drawn. With an owner it differs between replicas."""
-    import tensorflow as tf
-
     sample = tf.reshape(value, [-1])[:SAMPLE]
     if owner is None:
         return sample
@@ -241,8 +228,6 @@ def _sample(value: Any, owner: Any) -> Any:
 
 def _keyed(recorder: Recorder, body: Body, template: Any, place: int, distribution: str, given: dict[str, Any]) -> Any:
     """Draw with the template's shape and type, as a function of seed, place and example."""
-    import tensorflow as tf
-
     for_rows = template.shape.rank != 0 and not _is_of_a_weight(body, template, place)
     shape, columns = tf.shape(template), distributions.COLUMNS.get(distribution)
     bits = _bits(recorder, body, template, tf.concat([shape, [columns]], 0) if columns else shape, place, for_rows=for_rows)
@@ -253,8 +238,6 @@ def _keyed(recorder: Recorder, body: Body, template: Any, place: int, distributi
 
 def _categorical(recorder: Recorder, body: Body, template: Any, place: int, given: dict[str, Any]) -> Any:
     """Draw classes: add Gumbel noise to the logits (Gumbel 1954) and take the largest. The template is (rows, samples)."""
-    import tensorflow as tf
-
     logits = tf.cast(given["logits"], tf.float32)
     shape = tf.concat([tf.shape(template), tf.shape(logits)[1:]], 0)
     uniform = distributions.uniform(_bits(recorder, body, template, shape, place)) * (1.0 - 2e-7) + 1e-7
@@ -268,8 +251,6 @@ def _bits(recorder: Recorder, body: Body, template: Any, shape: Any, place: int,
 
     Where replicas that are given no rows make together as many as the reference, each makes its part of the same.
     """
-    import tensorflow as tf
-
     size = tf.reduce_prod(shape)
 
     def by_place() -> Any:
@@ -291,16 +272,12 @@ def _bits(recorder: Recorder, body: Body, template: Any, shape: Any, place: int,
 
 def _salt(recorder: Recorder, place: Any) -> Any:
     """Return what a draw at a place, a number or a tensor of 64 bits, begins with."""
-    import tensorflow as tf
-
     first = tf.constant((recorder.plan.seed * 0x9E3779B1 + 1) & 0xFFFFFFFF, tf.int64)
     return tf.cast(tf.math.floormod(first + tf.cast(place, tf.int64) * 0x85EBCA77, 1 << 32), tf.uint32)
 
 
 def _part(recorder: Recorder, body: Body, template: Any, place: int) -> Any:
     """Return which part of the replicas' common draw belongs to this replica; the first if each draws all."""
-    import tensorflow as tf
-
     rows = recorder.plan.drawn.get(_named(body, place))
     context = tf.distribute.get_replica_context()
     if rows is None or context is None or not template.shape.rank or template.shape[0] is None:

@@ -151,7 +151,7 @@ def _remember_converted_lines() -> None:
 def _own_operations() -> None:
     """Have each operation of a graph know the replica that makes it: replicas are traced one after the other by threads."""
 
-    @around(upstream.graph_class(), "_create_op_internal")
+    @around(upstream.function_graph_class(), "_create_op_internal")
     def create(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         operation = original(self, *args, **kwargs)
         body = current_body()

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.point import around, caller
 from emulate.recorder import Body, Recorder, current_body
 from emulate.upstream import is_floating
@@ -49,9 +50,7 @@ def _is_a_step(frame: Any) -> bool:
 
 
 def _wrap_clip(recorder: Recorder, name: str) -> None:
-    import tensorflow as tf
-
-    @around(tf, name)
+    @around(graph_functions.load("tensorflow"), name)
     def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
         value = args[0] if args else next(kwargs[name] for name in ("t", "t_list") if name in kwargs)
         body = current_body()
@@ -65,8 +64,6 @@ def _wrap_clip(recorder: Recorder, name: str) -> None:
 
 def _is_of_a_loss(body: Body, value: Any) -> bool:
     """Return whether a value is clipped on the way to a loss: while a tape records, and not a gradient."""
-    import tensorflow as tf
-
     if not upstream.is_recording():
         return False
     ids = {id(gradient) for gradient in body.taken().values()}
@@ -87,7 +84,6 @@ def _is_keras_own(frame: Any) -> bool:
 
 def _see_gathers(recorder: Recorder) -> None:
     """Record which examples are a replica's own, for a step whose replicas gather each other's."""
-    import tensorflow as tf
 
     @around(tf.distribute.ReplicaContext, "all_gather")
     def all_gather(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,8 +94,6 @@ def _see_gathers(recorder: Recorder) -> None:
 
 def _see_values(recorder: Recorder, body: Body, value: Any) -> None:
     """Note variables whose sparse gradient is added up without its rows: the replicas have different ones."""
-    import tensorflow as tf
-
     added = {id(tensor) for tensor in tf.nest.flatten(value)}
     taken = [pair for gradients, variables in body.tape for pair in zip(gradients, variables, strict=True)]
     names = [recorder.names.of(variable) for gradient, variable in taken if id(getattr(gradient, "values", None)) in added]
@@ -112,7 +106,6 @@ def _see_reductions(recorder: Recorder) -> None:
     Keep the tapes' gradients for a step that sums them itself and passes equal ones to the optimizer on every replica. What it
     adds up before it takes gradients may be what the loss is made of (statistics of all rows).
     """
-    import tensorflow as tf
 
     @around(tf.distribute.ReplicaContext, "all_reduce")
     def all_reduce(original: Any, self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,9 +126,8 @@ def _see_reductions(recorder: Recorder) -> None:
 
 def _see_casts(recorder: Recorder) -> None:
     """Record casts from 32 to 16 bits: all gradients that pass them are rounded."""
-    import tensorflow as tf
 
-    @around(tf, "cast")
+    @around(graph_functions.load("tensorflow"), "cast")
     def cast(original: Any, x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(x, dtype, *args, **kwargs)
         if current_body() is not None and result.dtype in (tf.float16, tf.bfloat16):
@@ -147,7 +139,6 @@ def _see_casts(recorder: Recorder) -> None:
 
 def scale_exactly(recorder: Recorder) -> None:
     """Compute 1 / replicas exactly: Keras 3 computes it in float32 for any loss, and 1/3 is off by 3e-8."""
-    import tensorflow as tf
 
     @around(upstream.keras_loss_module(), "scale_loss_for_distribution")
     def scale(original: Any, value: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.interventions import Interventions, Pairs, are_variables
 from emulate.point import around
 from emulate.recorder import Body, Recorder, current_body
@@ -44,7 +45,6 @@ def first_rate(optimizer: Any) -> float | None:
         The rate, None where it cannot be told.
     """
     import numpy as np
-    import tensorflow as tf
 
     rate = upstream.rate_of(optimizer)
     try:
@@ -58,23 +58,12 @@ def first_rate(optimizer: Any) -> float | None:
 _inside: set[tuple[int, int]] = set()  # (optimizer, replica): replicas' threads take turns, so a thread-local would not do
 
 
-def install_tensorflow(recorder: Recorder, interventions: Interventions) -> None:
-    """Wrap the optimizers of TensorFlow 1."""
-    for cls, method in upstream.legacy_optimizers()[:1]:
+def install(recorder: Recorder, interventions: Interventions, package: str) -> None:
+    """Wrap the optimizers of TensorFlow 1, Keras 3 or tf_keras."""
+    wrap = _wrap_apply if package == upstream.KERAS_3 else _wrap_apply_gradients
+    for cls, method in upstream.optimizers(package):
         _watch_made(recorder, cls)
-        _wrap_apply_gradients(recorder, interventions, cls, method)
-
-
-def install_keras(recorder: Recorder, interventions: Interventions, package: str) -> None:
-    """Wrap the optimizers of Keras 3 or tf_keras."""
-    if package == upstream.KERAS_3:
-        for cls, method in upstream.keras_optimizers():
-            _watch_made(recorder, cls)
-            _wrap_apply(recorder, interventions, cls, method)
-    else:
-        for cls, method in upstream.legacy_optimizers()[1:]:
-            _watch_made(recorder, cls)
-            _wrap_apply_gradients(recorder, interventions, cls, method)
+        wrap(recorder, interventions, cls, method)
 
 
 def _watch_made(recorder: Recorder, cls: Any) -> None:
@@ -158,8 +147,6 @@ def _apply(
 
 
 def _part(gradient: Any, parts: int) -> Any:
-    import tensorflow as tf
-
     if parts == 1 or gradient is None:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
@@ -174,8 +161,6 @@ def is_applying(replica: int) -> bool:
 
 def _where(recorder: Recorder, body: Body | None) -> tuple[int, bool]:
     """Return the replica of these gradients, and whether they are already summed over the replicas."""
-    import tensorflow as tf
-
     if body is not None:
         return body.replica, False
     if recorder.has_servers:  # the coordinator applies what workers have sent
@@ -216,8 +201,6 @@ def install_tapes(recorder: Recorder, interventions: Interventions) -> None:
 
 def _taken(recorder: Recorder, interventions: Interventions, target: Any, sources: Any, take: Callable[[], Any]) -> Any:
     """Take gradients and note them, and return them as the plan has them."""
-    import tensorflow as tf
-
     body = current_body()
     if body is not None:
         body.taped = body.takes_gradients = True  # the gradient of an all-reduce (synchronized BatchNormalization) is one, too
@@ -241,8 +224,6 @@ def _taken(recorder: Recorder, interventions: Interventions, target: Any, source
 
 
 def _remember_tape(recorder: Recorder, body: Body, target: Any, variables: list[Any], gradients: list[Any]) -> None:
-    import tensorflow as tf
-
     body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and is_floating(t)]
     if len(variables) == len(gradients) and are_variables(variables) and (body.share is None or body.share == -1):
         body.tape.append((gradients, variables))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate import graph_functions, point, upstream
+from emulate.imports import tf
 from emulate.point import around, when_imported
 from emulate.upstream import static_int
 
@@ -29,8 +30,6 @@ class Counters:
     """Count the entered and left collectives of one replica."""
 
     def __init__(self, replica: int) -> None:
-        import tensorflow as tf
-
         self.replica = replica
         ops = graph_functions.load("tensorflow.python.ops.gen_resource_variable_ops")
         self._ops = ops
@@ -43,8 +42,6 @@ class Counters:
 
     def enter(self, site: int) -> list[Any]:
         """Return the operations that count an entry."""
-        import tensorflow as tf
-
         one = tf.ones([], tf.int64)
         entered, at, _ = self._handles
         operations = [
@@ -55,14 +52,10 @@ class Counters:
 
     def leave(self) -> Any:
         """Return the operation that counts an exit."""
-        import tensorflow as tf
-
         return self._ops.assign_add_variable_op(self._handles[2], tf.ones([], tf.int64))
 
     def read(self) -> tuple[int, int, int]:
         """Return (entered, site of the last entry, left)."""
-        import tensorflow as tf
-
         values = [int(self._ops.read_variable_op(handle, tf.int64)) for handle in self._handles]
         return values[0], values[1], values[2]
 
@@ -94,8 +87,6 @@ class CollectiveCounter:
 
     def around(self, replica: int, name: str, start: Any) -> Any:
         """Start a collective between an entry and an exit."""
-        import tensorflow as tf
-
         counters = self._of(replica)
         with graph_functions.device("CPU:0"):
             entered = counters.enter(self._site(name))
@@ -115,8 +106,6 @@ class CollectiveCounter:
 
     def _site(self, name: str) -> int:
         """Assign a number to a place with a collective: from 0 in each graph, and by first use for eager code."""
-        import tensorflow as tf
-
         with self._lock:
             if name not in self._sites or not tf.executing_eagerly():
                 self._listener.send({"event": "site", "name": name})
@@ -185,25 +174,23 @@ class Pulse:
         if self._several_hosts:
             listener = Listener(self._send, lambda: self.num_steps)
             when_imported("tensorflow", lambda: install(listener))
-        when_imported("keras", lambda: self._see(upstream.keras_optimizers()))
-        when_imported("tf_keras", lambda: self._see(upstream.legacy_optimizers()[1:]))
+        when_imported("keras", lambda: self._see(upstream.KERAS_3))
+        when_imported("tf_keras", lambda: self._see(upstream.LEGACY_KERAS))
 
     def _failed(self, at: str, error: Exception) -> None:
         text = f"gpudist itself failed at {at} ({type(error).__name__}: {error}): it cannot tell how far the program is"
         self._send({"event": "note", "code": "gpudist-failed", "text": text})
 
-    def _see(self, methods: list[tuple[Any, str]]) -> None:
-        for cls, method in methods:
-            self._wrap(cls, method)
+    def _see(self, package: str) -> None:
+        for cls, method in upstream.optimizers(package):
 
-    def _wrap(self, cls: Any, method: str) -> None:
-        @around(cls, method)
-        def apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._optimizers.add(optimizer)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="gpudist-pulse", daemon=True)
-                self._thread.start()
-            return original(optimizer, *args, **kwargs)
+            @around(cls, method)
+            def apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                self._optimizers.add(optimizer)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._look, name="gpudist-pulse", daemon=True)
+                    self._thread.start()
+                return original(optimizer, *args, **kwargs)
 
     def _look(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.point import PASSING, Caller, around, caller, program_caller
 from emulate.recorder import Recorder, current_body
 from emulate.trace import SO_FAR
@@ -123,8 +124,6 @@ def _looked_at(recorder: Recorder, name: str, keys: dict[int, None], key: int | 
 
 def _kind_of_parts(value: Any) -> str:
     """Return what the replicas' numbers are: read from a metric inside of the step, or a loss."""
-    import tensorflow as tf
-
     parts = getattr(value, "values", None)
     first = parts[0] if isinstance(parts, tuple) else value
     waiting, seen = [first] if tf.is_tensor(first) else [], set()
@@ -140,8 +139,6 @@ def _kind_of_parts(value: Any) -> str:
 
 def report_tensor(recorder: Recorder, value: Any, kind: str, name: str, more: Mapping[str, Any] | None = None) -> None:
     """Record a number that the program reports, and what more is known of it: a floating scalar outside of a step."""
-    import tensorflow as tf
-
     if current_body() is not None or not tf.is_tensor(value) or value.shape.rank != 0 or not is_floating(value):
         return
     recorder.queue.hand_over("report", {"kind": kind, "name": name, **(more or {})}, [(("value",), value)])
@@ -252,8 +249,6 @@ def _report_so_far(recorder: Recorder, model: Any, logs: Mapping[str, Any], step
 
 
 def _report_log(recorder: Recorder, name: str, value: Any) -> None:
-    import tensorflow as tf
-
     if isinstance(value, numbers.Real):
         value = tf.constant(float(value), tf.float64)
     report_tensor(recorder, value, _kind(name), name)
@@ -280,8 +275,6 @@ def _wrap_class_result(recorder: Recorder, cls: Any) -> None:
 
     @around(cls, "result")
     def result(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
         value = original(self, *args, **kwargs)
         if current_body() is not None and tf.is_tensor(value):
             setattr(value, _OF_METRIC, True)

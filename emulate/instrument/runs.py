@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.instrument import constants
 from emulate.interventions import Interventions, put_back
 from emulate.point import around, around_function, when_imported
@@ -97,7 +98,9 @@ def install(recorder: Recorder, interventions: Interventions) -> None:
         _wrap_run(recorder, interventions, cls)
     if recorder.plan.functions:
         _wrap_functions(recorder, interventions)
-    _see_layers(recorder)
+    for package in ("keras", "tf_keras"):
+        when_imported(package, functools.partial(_wrap_layers, recorder))
+    when_imported("keras", lambda: _see_masks(recorder))
 
 
 def _wrap_functions(recorder: Recorder, interventions: Interventions) -> None:
@@ -107,8 +110,6 @@ def _wrap_functions(recorder: Recorder, interventions: Interventions) -> None:
 
     @around(cls, "__call__")
     def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
         module = str(getattr(self.python_function, "__module__", ""))
         is_theirs = module.partition(".")[0] in ("tensorflow", "keras", "tf_keras")
         if is_theirs or current_body() is not None or not tf.executing_eagerly():
@@ -125,8 +126,6 @@ def _wrap_run(recorder: Recorder, interventions: Interventions, cls: Any) -> Non
 
     @around(cls, "run")
     def run(original: Any, self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        import tensorflow as tf
-
         if current_body() is not None:
             return original(self, fn, args, kwargs, options)
         recorder.strategy_seen(self)
@@ -141,8 +140,6 @@ def _wrap_run(recorder: Recorder, interventions: Interventions, cls: Any) -> Non
 
 def _compiled(compiled: dict[tuple[int, ...], tuple[Any, list[Any]]], fn: Any) -> Any:
     """Return a function as a `tf.function`: the same one if it is defined anew in each step, itself if it is always another."""
-    import tensorflow as tf
-
     parts = _parts_of(fn)
     key = tuple(map(id, parts))
     if key not in compiled and len(compiled) < _MOST_COMPILED:
@@ -171,13 +168,6 @@ def _recorded(recorder: Recorder, interventions: Interventions, clones: Any, fun
     return clones[function]
 
 
-def _see_layers(recorder: Recorder) -> None:
-    """Record the outermost layers called in a step, of each imported Keras."""
-    for package in ("keras", "tf_keras"):
-        when_imported(package, functools.partial(_wrap_layers, recorder))
-    when_imported("keras", lambda: _see_masks(recorder))
-
-
 def _see_masks(recorder: Recorder) -> None:
     """Record the layers of Keras 3 that are not synchronized, whatever they say, because their input has a mask."""
     cls = upstream.batchnorm_class(upstream.KERAS_3)
@@ -192,28 +182,27 @@ def _see_masks(recorder: Recorder) -> None:
 
 
 def _wrap_layers(recorder: Recorder) -> None:
+    """Record the outermost layers called in a step, of the imported Keras versions."""
     for cls in upstream.layer_classes():
-        if not hasattr(cls.__call__, "_gpudist"):
-            _wrap_layer(recorder, cls)
+        if hasattr(cls.__call__, "_gpudist"):
+            continue
 
-
-def _wrap_layer(recorder: Recorder, cls: Any) -> None:
-    @around(cls, "__call__")
-    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        body = current_body()
-        if body is None or body.layer_depth:
-            return original(self, *args, **kwargs)
-        body.models[id(self)] = self
-        body.layer_depth += 1
-        rows = contextlib.nullcontext() if body.row_keys is None else body.row_keys.in_call(self, args, body.num_draws)
-        try:
-            with rows:
+        @around(cls, "__call__")
+        def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+            body = current_body()
+            if body is None or body.layer_depth:
                 return original(self, *args, **kwargs)
-        finally:
-            body.layer_depth -= 1
-            _facts_of(recorder, self)
+            body.models[id(self)] = self
+            body.layer_depth += 1
+            rows = contextlib.nullcontext() if body.row_keys is None else body.row_keys.in_call(self, args, body.num_draws)
+            try:
+                with rows:
+                    return original(self, *args, **kwargs)
+            finally:
+                body.layer_depth -= 1
+                _facts_of(recorder, self)
 
-    call._gpudist = True  # type: ignore[attr-defined]
+        call._gpudist = True  # type: ignore[attr-defined]
 
 
 def _facts_of(recorder: Recorder, model: Any) -> None:

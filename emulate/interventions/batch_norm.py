@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.point import around
 from emulate.recorder import BY_SHARE, CENTERED, SYNCHRONIZED
 
@@ -83,8 +84,6 @@ def _synchronized(layer: Any, inputs: Any) -> Any:
 
 def _centered(layer: Any, inputs: Any) -> Any:
     """Take the mean of all rows off the inputs of a synchronized layer: Keras's E(x^2) - E(x)^2 cancels where it is large."""
-    import tensorflow as tf
-
     context, size = tf.distribute.get_replica_context(), len(inputs.shape)
     axes = [place for place in range(size) if not {place, place - size} & {*tf.nest.flatten(layer.axis)}]
     # In 8 bits each time, so that the mean is the same however the rows are added up.
@@ -119,8 +118,6 @@ def _of_shares(original: Any, arguments: dict[str, Any], variables: Sequence[Any
     Returns:
         The outputs, in the order of the rows.
     """
-    import tensorflow as tf
-
     inputs = tf.convert_to_tensor(arguments["inputs"])
     numbers = numbers_of_shares(tf.shape(inputs)[0], splits)
     masks = [None] * len(splits[0]) if arguments.get("mask") is None else tf.split(arguments["mask"], numbers)
@@ -143,8 +140,6 @@ def _aggregated(variable: Any, values: Sequence[Any]) -> Any:
 
     Keras 3 keeps each replica's own or the first one's; the variables of tf_keras are combined only where they are read.
     """
-    import tensorflow as tf
-
     inner = getattr(variable, "value", variable)
     owner = variable if callable(inner) else inner
     if getattr(owner, "synchronization", None) == tf.VariableSynchronization.ON_READ:
@@ -157,8 +152,6 @@ def _aggregated(variable: Any, values: Sequence[Any]) -> Any:
 
 def numbers_of_shares(rows: Any, splits: Sequence[Sequence[int]]) -> Any:
     """Return `rows_of_shares` for a number of rows that is a tensor."""
-    import tensorflow as tf
-
     ends = tf.minimum(tf.cumsum(tf.constant(splits[0][:-1], tf.int32)), rows)
     numbers = tf.concat([ends, [rows]], 0) - tf.concat([[0], ends], 0)
     for split in splits[1:]:

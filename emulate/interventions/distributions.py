@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from emulate.imports import tf
+
 _ROUNDS = 6  # of gamma's rejection, each of which is accepted with a probability of 0.95 or more
 _TERMS = 96  # of a sum of probabilities whose mean is below _LARGE
 _LARGE_RATE = 30.0
@@ -26,8 +28,6 @@ def draws_made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: An
     Returns:
         A tensor of the shape of what is drawn.
     """
-    import tensorflow as tf
-
     if distribution == "integer":
         return _integer(bits, given, dtype)
     # One row is computed in vectors of several lengths: where 64 bits are compared, the last bit of 32 would differ.
@@ -47,8 +47,6 @@ def draws_made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: An
 
 def uniform(bits: Any) -> Any:
     """Return float32 numbers in [0, 1) with 24 bits."""
-    import tensorflow as tf
-
     return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * (1.0 / (1 << 24))
 
 
@@ -59,16 +57,12 @@ def _inside(numbers: Any) -> Any:
 
 def _integer(bits: Any, given: dict[str, Any], dtype: Any) -> Any:
     """Return integers from minval to maxval - 1."""
-    import tensorflow as tf
-
     low, high = (tf.cast(given[name], tf.int64) for name in ("minval", "maxval"))
     return tf.cast(low + tf.math.floormod(tf.cast(bits, tf.int64), high - low), dtype)
 
 
 def _gamma(numbers: Any, alpha: Any) -> Any:
     """Draw by rejection (Marsaglia and Tsang 2000), a few rounds at once; differentiable in alpha, as in TensorFlow."""
-    import tensorflow as tf
-
     normals, uniforms, last = tf.math.ndtri(numbers[..., :_ROUNDS]), numbers[..., _ROUNDS:-1], numbers[..., -1]
     is_small = alpha < 1.0
     d = tf.where(is_small, alpha + 1.0, alpha) - 1.0 / 3.0
@@ -84,8 +78,6 @@ def _gamma(numbers: Any, alpha: Any) -> Any:
 
 def _poisson(numbers: Any, rate: Any) -> Any:
     """Draw by cumulative probabilities; for a large rate from the nearby normal distribution."""
-    import tensorflow as tf
-
     small = tf.minimum(rate, _LARGE_RATE)
     exact = _by_sums(numbers, tf.exp(-small), lambda k: small / k)
     near = tf.floor(rate + tf.sqrt(rate) * tf.math.ndtri(numbers) + 0.5)
@@ -94,8 +86,6 @@ def _poisson(numbers: Any, rate: Any) -> Any:
 
 def _binomial(numbers: Any, counts: Any, probs: Any) -> Any:
     """Draw as `_poisson` does, for the rarer of the two outcomes."""
-    import tensorflow as tf
-
     rare = tf.minimum(probs, 1.0 - probs)
     mean = counts * rare
     odds = rare / (1.0 - rare)
@@ -109,8 +99,6 @@ def _binomial(numbers: Any, counts: Any, probs: Any) -> Any:
 
 def _by_sums(numbers: Any, first: Any, ratio: Any) -> Any:
     """Return the smallest integer whose cumulative probability reaches a uniform number: `first`, then times `ratio(k)`."""
-    import tensorflow as tf
-
     numbers = tf.stop_gradient(numbers)
     term = tf.stop_gradient(first + tf.zeros_like(numbers))
 

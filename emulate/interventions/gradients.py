@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from emulate import graph_functions
+from emulate.imports import tf
 from emulate.recorder import Follow, ProbePlan
 from emulate.trace import Array, Step, Trace
 from emulate.upstream import Names
@@ -55,7 +56,6 @@ class LocalGradients:
         Returns:
             What they made, of the dtype of `otherwise`.
         """
-        import tensorflow as tf
 
         def read(own: Array) -> Array:
             steps = self._next(optimizer, tensor)
@@ -126,8 +126,6 @@ class RoundedGradients:
         return [(self._changed(generator, optimizer, gradient, variable), variable) for gradient, variable in pairs]
 
     def _changed(self, generator: Any, optimizer: str, gradient: Any, variable: Any) -> Any:
-        import tensorflow as tf
-
         if isinstance(gradient, tf.IndexedSlices):
             values = self._changed(generator, optimizer, gradient.values, None)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -179,39 +177,27 @@ class _OfTensors:
 
     @staticmethod
     def flat(value: Any) -> Any:
-        import tensorflow as tf
-
         return tf.reshape(value, [-1])
 
     @staticmethod
     def zeros(value: Any) -> Any:
-        import tensorflow as tf
-
         return tf.zeros_like(value)
 
     @staticmethod
     def like(value: Any, other: Any) -> Any:
-        import tensorflow as tf
-
         return tf.reshape(value, tf.shape(other))
 
     @staticmethod
     def cast(value: Any, dtype: Any) -> Any:
-        import tensorflow as tf
-
         return tf.cast(value, dtype)
 
     @staticmethod
     def repeated(steps: Array, like: Any) -> Any:
-        import tensorflow as tf
-
         return tf.gather(tf.constant(steps, like.dtype), tf.range(tf.size(like)) % len(steps))
 
     @staticmethod
     def scale(flat: Any) -> Any:
         """Return the root mean square of the finite elements."""
-        import tensorflow as tf
-
         finite = tf.where(tf.math.is_finite(flat), flat, tf.zeros_like(flat))
         return tf.sqrt(tf.reduce_mean(tf.square(finite)))
 
@@ -259,8 +245,6 @@ class Following:
         return LocalGradients(self._follow.trace)
 
     def _given(self, follow: Follow, optimizer: str, gradient: Any, variable: Any) -> Any:
-        import tensorflow as tf
-
         if gradient is None or "float" not in gradient.dtype.name:
             return gradient
         is_mean = optimizer in follow.averaged
@@ -286,8 +270,6 @@ def _with_total(gradient: Any, whole: Any) -> Any:
     It names the same rows, as often as before: some optimizers make another update of a row that comes twice. So its values are
     scaled first: what the factor leaves is divided evenly among them.
     """
-    import tensorflow as tf
-
     size, indices = tf.shape(whole)[0], gradient.indices
     counts = tf.cast(tf.math.unsorted_segment_sum(tf.ones_like(indices), indices, size), whole.dtype)
     own = tf.math.unsorted_segment_sum(gradient.values, indices, size)

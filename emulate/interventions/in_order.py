@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from emulate.imports import tf
 from emulate.interventions import rows
 from emulate.interventions.batch_norm import splits_of
 from emulate.interventions.gradients import Following, Pairs, RoundedGradients
@@ -83,8 +84,6 @@ class Interventions:
 
     def taped_of_replicas(self, sources: list[Any], gradients: list[Any]) -> list[Any]:
         """Return a tape's gradients of variables, reduced over the replicas: what is computed of them is of all."""
-        import tensorflow as tf
-
         asked = [how for how, switch in TAPES_JOINED.items() if switch in self._plan.switches]
         context = tf.distribute.get_replica_context()
         if not asked or context is None or context.num_replicas_in_sync == 1 or not are_variables(sources):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import numbers
 import operator
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
+from emulate.point import instead_of
 from emulate.recorder import Replay
 
 _NO_HOST = "no-worker.invalid"
@@ -42,17 +43,14 @@ def see_numbers(asked: Callable[[], None]) -> None:
     Args:
         asked: Called when it does.
     """
-    cls = upstream.numbered()
-    original = cls.replica_id_in_sync_group.fget
 
-    def replica_id_in_sync_group(self: Any) -> Any:
+    @instead_of(upstream.numbered(), "replica_id_in_sync_group")
+    def replica_id_in_sync_group(original: Any, self: Any) -> Any:
         if _module_above().startswith(_KNOWS_BETTER):
             return original(self)
         asked()
         number = getattr(_number, "told", None)
-        return original(self) if number is None else _as_tensor(number)
-
-    cls.replica_id_in_sync_group = property(replica_id_in_sync_group, doc=cls.replica_id_in_sync_group.__doc__)
+        return original(self) if number is None else tf.constant(number, tf.int32)
 
 
 def see_counts(asked: Callable[[], None]) -> None:
@@ -62,14 +60,12 @@ def see_counts(asked: Callable[[], None]) -> None:
         asked: Called when it does.
     """
     for cls in upstream.replica_counters():
-        original = cls.num_replicas_in_sync.fget
 
-        def num_replicas_in_sync(self: Any, _original: Callable[[Any], Any] = original) -> Any:
+        @instead_of(cls, "num_replicas_in_sync")
+        def num_replicas_in_sync(original: Any, self: Any) -> Any:
             if not _module_above().startswith(_KNOWS_BETTER):
                 asked()
-            return _original(self)
-
-        cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
+            return original(self)
 
 
 @contextlib.contextmanager
@@ -83,26 +79,17 @@ def numbered(number: int | None) -> Iterator[None]:
         _number.told = outer
 
 
-def _as_tensor(number: int) -> Any:
-    import tensorflow as tf
-
-    return tf.constant(number, tf.int32)
-
-
 def _module_above() -> str:
-    """Return the module that reads the calling property."""
-    return str(sys._getframe(2).f_globals.get("__name__", ""))
+    """Return the module that reads the property which asks. Between them is the function that `instead_of` has put there."""
+    return str(sys._getframe(3).f_globals.get("__name__", ""))
 
 
 def _wrap_counter(cls: Any, told: Any, *, scales_losses: bool) -> None:
-    original = cls.num_replicas_in_sync.fget
-
-    def num_replicas_in_sync(self: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
+    @instead_of(cls, "num_replicas_in_sync")
+    def num_replicas_in_sync(original: Any, self: Any) -> Any:
+        caller = _module_above()
         is_told = scales_losses and caller.startswith(upstream.LOSS_SCALERS)
         return original(self) if caller.startswith(_KNOWS_BETTER) and not is_told else told
-
-    cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
 
 
 def _tell_of_workers(number: int) -> None:
@@ -134,18 +121,12 @@ def _module_that_asks() -> str:
 
 def _refuse_workers_that_are_not_there() -> None:
     """Make a program fail at once that builds a cluster from such a number, instead of waiting for it."""
-    import tensorflow as tf
 
-    cls: Any = tf.train.ClusterSpec
-    original = cls.__init__  # not by `around`, which would keep the error from the program
-
-    @functools.wraps(original)
-    def init(self: Any, cluster: Any) -> None:
+    @instead_of(tf.train.ClusterSpec, "__init__")
+    def init(original: Any, self: Any, cluster: Any) -> None:
         if _NO_HOST in str(cluster):
             raise RuntimeError("The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers.")
         original(self, cluster)
-
-    cls.__init__ = init
 
 
 class ReplicaCount:
@@ -168,8 +149,6 @@ class ReplicaCount:
         return other / 1
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        import tensorflow as tf
-
         return tf.constant(1, dtype or tf.int32, name=name)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -204,8 +183,6 @@ class ReplicaCount:
         return format(self._number, spec)
 
     def _beside(self, other: Any) -> int:
-        import tensorflow as tf
-
         return 1 if tf.is_tensor(other) or isinstance(other, tf.Variable) else self._number
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from emulate import graph_functions
+from emulate.imports import tf
 from emulate.interventions.batch_norm import numbers_of_shares
 from emulate.interventions.numbers import numbered
 from emulate.recorder import Body, Replay, shard_of
@@ -26,8 +27,6 @@ def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def in_another_order(seed: int, args: Any, kwargs: Any, splits: Sequence[Sequence[int]] = ()) -> tuple[Any, Any, Any]:
     """Return the permuted batch, in which each row stays in its share, and the order; None without examples."""
-    import tensorflow as tf
-
     flat = tf.nest.flatten((args, kwargs))
     positions = _positions(flat)
     if not positions:
@@ -53,8 +52,6 @@ def _positions(flat: list[Any]) -> list[int]:
 
 def first_half(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the first half of the batch."""
-    import tensorflow as tf
-
     flat = tf.nest.flatten((args, kwargs))
     for position in _positions(flat):
         with tf.name_scope("gpudist_half"):  # the program's own names stay as they are
@@ -68,8 +65,6 @@ def put_back(body: Body, order: Any, result: Any) -> Any:
     The program may hand it to another step, beside rows that it knows in its own order. What has as many rows by chance stays
     as it is where it has the shape of a weight, as gradients have.
     """
-    import tensorflow as tf
-
     kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
     weights = _shapes_of_weights(body)
 
@@ -89,8 +84,6 @@ def _shapes_of_weights(body: Body) -> set[tuple[int | None, ...]]:
 
 def _in_place(value: Any, order: Any) -> Any:
     """Return examples in their original order. Values with another length are unchanged."""
-    import tensorflow as tf
-
     static = _static_rows(value), order.shape[0]
     if static[0] != static[1] and static[0] != -1 and static[1] is not None:
         return value
@@ -103,8 +96,6 @@ def _in_place(value: Any, order: Any) -> Any:
 
 def _step_seed(seed: int, value: Any) -> Any:
     """Return a seed from the batch's contents: it differs from step to step without a counter in the graph."""
-    import tensorflow as tf
-
     flat = value.flat_values if isinstance(value, tf.RaggedTensor) else getattr(value, "values", value)
     if flat.dtype == tf.string:
         return tf.constant([seed, 1], tf.int64)
@@ -114,8 +105,6 @@ def _step_seed(seed: int, value: Any) -> Any:
 
 def _static_rows(value: Any) -> int | None:
     """Return the static leading dimension of inputs; -1 if it is unknown while the graph is built."""
-    import tensorflow as tf
-
     if isinstance(value, tf.RaggedTensor):
         rows = value.nrows() if tf.executing_eagerly() else value.shape[0]
         return -1 if rows is None else int(rows)
@@ -127,8 +116,6 @@ def _static_rows(value: Any) -> int | None:
 
 
 def _num_rows(value: Any) -> Any:
-    import tensorflow as tf
-
     if isinstance(value, tf.RaggedTensor):
         return tf.cast(value.nrows(), tf.int32)
     return (
@@ -139,8 +126,6 @@ def _num_rows(value: Any) -> Any:
 
 
 def _gathered(value: Any, order: Any, number: Any) -> Any:
-    import tensorflow as tf
-
     if isinstance(value, tf.SparseTensor):
         place = tf.cast(tf.math.invert_permutation(order), tf.int64)
         rows = tf.gather(place, value.indices[:, 0])
@@ -175,8 +160,6 @@ def _collected(replay: Replay, body: Body, maker: tuple[str, int], gradients: li
 
 
 def _joined(gradients: list[Any], number: int) -> Any:
-    import tensorflow as tf
-
     if gradients[0] is None:
         return None
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):  # side by side, as replicas' are summed
@@ -188,7 +171,6 @@ def _joined(gradients: list[Any], number: int) -> Any:
 
 def _joined_result(results: list[Any], *, summed: bool) -> Any:
     """Return the step's result: numbers as the mean over the shares, or their sum; everything else from the last share."""
-    import tensorflow as tf
 
     def joined(*values: Any) -> Any:
         if tf.is_tensor(values[-1]) and values[-1].shape.rank == 0 and is_floating(values[-1]):
@@ -271,14 +253,13 @@ class Rows:
         for number, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
             body.share = number if number < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
-            with numbered(self._first_of(share) if self._numbered else None):
+            first_replica = share * (len(self._steps[0]) // self._shares)
+            with numbered(first_replica if self._numbered else None):
                 results.append(once(function, new_args, new_kwargs))
         body.share = None
         return _joined_result(results, summed=self._summed)
 
     def _replaced(self, args: Any, kwargs: Any, share: int | None) -> tuple[Any, Any]:
-        import tensorflow as tf
-
         flat = tf.nest.flatten((args, kwargs))
         recorded = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank != 0]
         like = self._steps[self._at(share)][0]
@@ -299,10 +280,6 @@ class Rows:
     def _at(self, share: int | None) -> int:
         """Return the index of the next recorded call; while a graph is built, of the first one for it."""
         return min(self._calls.get(share, 0), len(self._steps) - 1)
-
-    def _first_of(self, share: int) -> int:
-        """Return the number of a share's first replica."""
-        return share * (len(self._steps[0]) // self._shares)
 
     def _chosen(self, steps: list[Step], share: int | None) -> list[Step]:
         """Return the replicas of one share: neighbors, in the order of hosts and devices."""

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.interventions import batch_norm
-from emulate.point import around
+from emulate.point import around, instead_of
 from emulate.recorder import IN_32_BITS
 
 
@@ -19,7 +20,10 @@ def switch_layers(package: str, switches: Collection[str]) -> None:
             _compute_in_32_bits(cls)
     if "no-regularization" in switches:
         for cls in upstream.layer_classes():
-            _unregularize(cls)
+
+            @instead_of(cls, "losses")
+            def losses(original: Any, self: Any) -> Any:
+                return [0.0 * loss for loss in original(self)]
 
 
 def _compute_in_32_bits(cls: Any) -> None:
@@ -30,21 +34,10 @@ def _compute_in_32_bits(cls: Any) -> None:
         return tuple("float32" if dtype in ("float16", "bfloat16") else dtype for dtype in original(self, name))
 
 
-def _unregularize(cls: Any) -> None:
-    original = cls.losses
-
-    def losses(self: Any) -> Any:
-        return [0.0 * loss for loss in original.fget(self)]
-
-    cls.losses = property(losses)
-
-
 def enlarge_rates(times: float) -> None:
     """Make the learning rate of all Keras 3 optimizers so many times as large."""
     for cls, method in upstream.rate_makers():
 
         @around(cls, method)
         def current(original: Any, self: Any) -> Any:
-            import tensorflow as tf
-
             return tf.convert_to_tensor(original(self)) * times

@@ -5,13 +5,12 @@ from emulate.launch.job import Job, JobLogs, default_name, number_of_seconds, pr
 from emulate.launch.jobs import cancel, status
 from emulate.launch.kubernetes import Kubernetes, KubernetesCluster, load_yaml
 from emulate.launch.slurm import Slurm
-from emulate.launch.target import JobState, Target, follow, make_folder
+from emulate.launch.target import Target, follow, make_folder
 
 __all__ = [
     "HostsBySsh",
     "Job",
     "JobLogs",
-    "JobState",
     "Kubernetes",
     "KubernetesCluster",
     "Slurm",

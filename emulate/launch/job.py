@@ -77,9 +77,8 @@ class Job:
             )
         if self.device == "cpu" and self.topology.num_devices > 1 and self.steps is None:
             raise UsageError(
-                "On CPUs TensorFlow gives each host one device. "
-                f"Received: --device cpu --topology {self.topology}. Use {self.topology.num_hosts}x1, or --record, which "
-                "emulates the others."
+                f"On CPUs TensorFlow gives each host one device. Received: --device cpu --topology {self.topology}. Use "
+                f"{self.topology.num_hosts}x1, or --record, which emulates the others."
             )
         if self.steps is not None and self.restarts:
             raise UsageError(

@@ -225,9 +225,8 @@ def parse_measured(texts: Sequence[str]) -> tuple[Measured, ...]:
         match = _FORM.fullmatch(text)
         if match is None or int(match[1]) < 1 or float(match[2]) <= 0 or int(match[3] or 1) < 1:
             raise UsageError(
-                "--measured must have the form 'N: X examples/s at batch B', with positive numbers. "
-                f"Received: --measured {text!r}. N is the number of GPUs, "
-                "B the batch on each. Example: --measured '1: 195 examples/s at batch 64'."
+                "--measured must have the form 'N: X examples/s at batch B', with positive numbers. Received: --measured "
+                f"{text!r}. N is the number of GPUs, B the batch on each. Example: --measured '1: 195 examples/s at batch 64'."
             )
         point = Measured(int(match[1]), float(match[2]), int(match[3]) if match[3] else None)
         if point.num_gpus in points:

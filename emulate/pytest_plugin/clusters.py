@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from emulate.devices import take_name
 from emulate.pytest_plugin.options import DEFAULT_POOL_SIZE, PluginSettings
 from emulate.pytest_plugin.upstream import plugin_modules
 from emulate.topology import Topology
@@ -66,18 +67,9 @@ class Turns:
     def _wait(self) -> socket.socket:
         while True:
             for name in self._names:
-                with contextlib.suppress(OSError):
-                    return self._bind(name)
+                if (turn := take_name(name)) is not None:
+                    return turn
             time.sleep(0.01)
-
-    def _bind(self, name: str) -> socket.socket:
-        turn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            turn.bind(name)
-        except OSError:
-            turn.close()
-            raise
-        return turn
 
 
 class Clusters:

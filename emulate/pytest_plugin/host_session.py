@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from emulate.errors import UsageError
+from emulate.imports import tf
 from emulate.pytest_plugin.wire import SessionPlan
 from emulate.topology import Topology
 
@@ -191,8 +192,6 @@ class TestHost:
     def make_strategy(self) -> Any:
         """Return the strategy of the test."""
         if self.strategy == "default":
-            import tensorflow as tf
-
             return tf.distribute.get_strategy()
         import gpudist_core
 
@@ -200,8 +199,6 @@ class TestHost:
 
     def logical_devices(self) -> list[Any]:
         """Return the devices that a program sees on this host. TensorFlow lists those of a whole cluster."""
-        import tensorflow as tf
-
         host = self.cluster.host
         # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
         for kind in ("GPU", "CPU"):

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, final
 
+from emulate.imports import tf
+
 processing = threading.local()
 """Has `here` in the thread of a worker, while that brings the value of a function."""
 
@@ -70,8 +72,6 @@ class Coordinated:
 
 def _mark(graphs: weakref.WeakSet[Any]) -> bool:
     """Remember the graph that is being built, and those around it; False in eager code."""
-    import tensorflow as tf
-
     if tf.executing_eagerly():
         return False
     graph = tf.compat.v1.get_default_graph()

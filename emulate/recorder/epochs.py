@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from emulate.imports import tf
+
 
 @dataclass(frozen=True)
 class FirstEpoch:
@@ -120,7 +122,5 @@ def _timed(dataset: Any) -> dict[str, Any]:
 
 def _num_examples(element: Any) -> int:
     """Return the length of the first tensor of an element; 1 where it has no dimension."""
-    import tensorflow as tf
-
     shape = tf.nest.flatten(element)[0].shape
     return int(shape[0]) if shape.rank else 1

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.upstream import averages
 
 _FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")
@@ -99,8 +100,6 @@ class Functions:
         Returns:
             The number of its function; nothing in eager code.
         """
-        import tensorflow as tf
-
         if not self._enabled or tf.executing_eagerly():
             return {}
         graph = tf.compat.v1.get_default_graph()
@@ -119,8 +118,6 @@ class Functions:
         What the program computes outside of `Strategy.run` from the same batch (how many of its labels count, say) is of all
         replicas' rows; the step itself may be evaluated with one replica's.
         """
-        import tensorflow as tf
-
         if not self._enabled or tf.executing_eagerly():
             return args, kwargs
 
@@ -148,8 +145,6 @@ class Functions:
         Returns:
             What it returns.
         """
-        import tensorflow as tf
-
         before = tf.nest.flatten(value)
         if not self._enabled or tf.executing_eagerly() or not all(isinstance(tensor, tf.Tensor) for tensor in before):
             return all_reduce(reduce_op, value, *args, **kwargs)
@@ -162,8 +157,6 @@ class Functions:
 
     def _note_state(self, graph: Any) -> None:
         """Keep the value that each variable has before the step that captures it runs for the first time."""
-        import tensorflow as tf
-
         for outer, _ in getattr(graph, "captures", ()):
             handle = upstream.eager_origin(outer, graph)
             if handle is None or handle.dtype != tf.resource or id(handle) in self._handles:
@@ -175,8 +168,6 @@ class Functions:
 
     def born(self) -> None:
         """Keep the values of variables that had none before."""
-        import tensorflow as tf
-
         with tf.init_scope(), graph_functions.device("CPU:0"):
             for number, handle in list(self._unborn.items()):
                 value = upstream.value_of(handle)
@@ -194,8 +185,6 @@ class Functions:
 
     def changes(self, variable: Any) -> None:
         """Note that the graph of the moment, if there is one, assigns a variable."""
-        import tensorflow as tf
-
         if self._enabled and self._notes_changes and not tf.executing_eagerly():
             graph = upstream.control_flow_root(tf.compat.v1.get_default_graph())
             while getattr(graph, "name", "") == upstream.UPDATE_BY_XLA:
@@ -274,8 +263,6 @@ class Functions:
         return {"records": records, "captures": captures, "updates": updates, "whole": entries, "reductions": reductions}
 
     def _captures(self, graph: Any, names: set[str], rows: set[str]) -> tuple[list[Any], dict[str, Any]]:
-        import tensorflow as tf
-
         captures: list[Any] = []
         constants: dict[str, Any] = {}
         origins = {inner.op.name: upstream.eager_origin(outer, graph) for outer, inner in graph.captures}
@@ -323,8 +310,6 @@ def _with_updates(graph: Any, operations: list[Any], rows: dict[str, Any]) -> se
 
 def _changed_by(operation: Any) -> set[str]:
     """Return the names of the resources that an operation may assign."""
-    import tensorflow as tf
-
     if operation.type in READS:
         return set()
     resources = [tensor.op.name for tensor in operation.inputs if tensor.dtype == tf.resource]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.recorder.queue import Record, RecordQueue
 from emulate.trace import Shard
 from emulate.upstream import Names, copy_of, is_floating
@@ -52,8 +53,6 @@ class InitialWeights:
             self._before_first(optimizer, number, variables)
 
     def _before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
-        import tensorflow as tf
-
         if (optimizer, replica) in self._started:
             return
         self._started.add((optimizer, replica))
@@ -75,8 +74,6 @@ class InitialWeights:
 
     def now(self) -> Iterator[Record]:
         """Yield the values of each replica's trained variables, as far as the program still holds them."""
-        import tensorflow as tf
-
         for replica, held in self._held.items():
             pairs = [(variable(), copy()) for variable, copy in held]
             there = [(variable, copy) for variable, copy in pairs if variable is not None and copy is not None]
@@ -90,15 +87,11 @@ class InitialWeights:
 
     def born(self) -> None:
         """Record the first values of variables that have them now."""
-        import tensorflow as tf
-
         with tf.init_scope(), graph_functions.device("CPU:0"):
             self._unborn = [started for started in self._unborn if not self._record(started)]
 
     def _record(self, started: Started) -> bool:
         """Hand the values over; False where there are none yet."""
-        import tensorflow as tf
-
         optimizer, replica, copies = started
         try:
             values = [copy.read_value() for _, copy in copies]

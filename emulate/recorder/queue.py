@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 
 Key = tuple[Any, ...]
 QUEUE_RECORDS = 64
@@ -94,8 +95,6 @@ class RecordQueue:
 
     def hand_over(self, kind: str, about: dict[str, Any], tensors: Sequence[tuple[Key, Any]]) -> Any:
         """Record these tensors now (eager) or whenever this place of the graph is reached; returns the operation."""
-        import tensorflow as tf
-
         values = [tf.convert_to_tensor(tensor) for _, tensor in tensors]
         size = sum(_num_bytes(value) for value in values)
         needed = min(NUM_CREDITS, size // CREDIT_BYTES)
@@ -108,8 +107,6 @@ class RecordQueue:
 
     def _place(self, site: GraphSite) -> Any:
         """Return the number of a site: in a graph that serves virtual replicas that of the replica which runs it."""
-        import tensorflow as tf
-
         virtual = graph_functions.virtual_replicas()
         if virtual is None or "replica" not in site.about:
             return tf.constant(self._number(site), tf.int64)
@@ -119,8 +116,6 @@ class RecordQueue:
 
     def _credit(self, number: int) -> Any:
         """Wait until what is on its way leaves room for a large record."""
-        import tensorflow as tf
-
         with self._lock:
             if self._credits is None:
                 with tf.init_scope(), graph_functions.device("CPU:0"):
@@ -138,8 +133,6 @@ class RecordQueue:
             return number
 
     def _started_queue(self) -> Any:
-        import tensorflow as tf
-
         with self._lock:
             if self._queue is None:
                 with tf.init_scope(), graph_functions.device("CPU:0"):
@@ -181,8 +174,6 @@ class RecordQueue:
             after: The operation that the step ends with.
             one_more: What the last wanted step leads to is seen in the next one.
         """
-        import tensorflow as tf
-
         if self._steps is None:
             return
         key = (optimizer, replica)
@@ -198,8 +189,6 @@ class RecordQueue:
 
     def _allow_one_more(self, key: tuple[str, int]) -> None:
         """Hold the step after the last wanted one, whichever function makes it."""
-        import tensorflow as tf
-
         self._one_more.add(key)
         self._eager_steps[key] = self._eager_steps.get(key, self.made_before.get(key[0], 0)) - 1
         virtual = graph_functions.virtual_replicas()
@@ -210,8 +199,6 @@ class RecordQueue:
 
     def _permits(self, optimizer: str, replica: int, count: int = 1) -> Any:
         """Return what each of so many replicas takes a permit from in each step: the last one finds none in the last."""
-        import tensorflow as tf
-
         with self._lock:
             assert self._steps is not None
             left = max(1, self._steps - self.made_before.get(optimizer, 0))
@@ -236,8 +223,6 @@ class RecordQueue:
         Args:
             steps: The last wanted step, at most `MOST_MORE` later than the one before.
         """
-        import tensorflow as tf
-
         assert self._steps is not None
         with self._lock, self._moved:
             more, self._steps = steps - self._steps, steps
@@ -248,8 +233,6 @@ class RecordQueue:
 
     def finish(self) -> None:
         """Wait until everything handed over so far was written, and stop the thread."""
-        import tensorflow as tf
-
         if self._thread is None:
             return
         with tf.init_scope(), graph_functions.device("CPU:0"):

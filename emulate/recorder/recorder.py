@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.program import users
 from emulate.recorder.coordinated import Coordinated
 from emulate.recorder.epochs import EpochsOfData, measure_input_rate
@@ -177,8 +178,6 @@ class Recorder:
 
     def _record_result(self, body: Body, result: Any) -> None:
         """Record the numbers that a step of a kept function returns: what the program reports may be one of them."""
-        import tensorflow as tf
-
         if not body.applied or body.graph is not tf.compat.v1.get_default_graph():
             return
         flat = [t for t in tf.nest.flatten(result) if tf.is_tensor(t) and t.shape.rank == 0 and is_floating(t)]
@@ -208,8 +207,6 @@ class Recorder:
 
     def _record_state(self, body: Body) -> None:
         """Record what the step has assigned itself, at its end."""
-        import tensorflow as tf
-
         assigned = self._assigned.setdefault(body.label, {})
         assigned |= body.assigned  # a function inside that is not traced again assigns them all the same
         self._by_hand |= body.by_hand
@@ -234,8 +231,6 @@ class Recorder:
 
     def assigned_between_steps(self, variable: Any, *, by_program: bool) -> None:
         """Record what the program makes of a variable that a kept function reads, and note others that training changes."""
-        import tensorflow as tf
-
         self.functions.changes(variable)
         is_training = self.facts.optimizers or self.facts.taping
         if by_program and is_training and self.plan.keeps_functions and self.functions.variable(variable) is None:
@@ -278,8 +273,6 @@ class Recorder:
 
     def resume(self, name: str, optimizer: Any) -> None:
         """Count steps from the program's very first start, where its optimizer continues."""
-        import tensorflow as tf
-
         if self.plan.begun is None or name in self.trace.made_before:
             return
         with tf.init_scope():
@@ -362,8 +355,6 @@ class Recorder:
         return [(key, tensor) for key, tensor in tensors if id(tensor) in reachable]
 
     def _gradient_tensors(self, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
-        import tensorflow as tf
-
         tensors: list[tuple[tuple[Any, ...], Any]] = []
         for gradient, variable in pairs:
             name = self.names.of(variable)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, final
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.recorder.lines.step import StepLines
 from emulate.recorder.row_keys import RowKeys
 
@@ -52,8 +53,6 @@ class Body:
     """
 
     def __init__(self, label: str) -> None:
-        import tensorflow as tf
-
         context = tf.distribute.get_replica_context()
         self.replica = upstream.static_int(context.replica_id_in_sync_group) if context is not None else 0
         self.graph = None if tf.executing_eagerly() else upstream.control_flow_root(tf.compat.v1.get_default_graph())
@@ -103,16 +102,12 @@ class Body:
 
     def is_here(self) -> bool:
         """Return whether the current graph is this body's own, so that its tensors can be used."""
-        import tensorflow as tf
-
         if tf.executing_eagerly():
             return self.graph is None
         return self.graph is upstream.control_flow_root(tf.compat.v1.get_default_graph())
 
     def reachable(self, tensors: list[Any]) -> list[Any]:
         """Return the tensors that can be used here: those made inside a `while` or a `cond` cannot leave it."""
-        import tensorflow as tf
-
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return [t for t in tensors if graph is None or getattr(t, "graph", graph) is graph]
 
@@ -129,15 +124,11 @@ class Body:
 
     def take_inputs(self, args: Any, kwargs: Any) -> None:
         """Remember what enters, each tensor under its position in the flattened arguments."""
-        import tensorflow as tf
-
         for position, value in enumerate(tf.nest.flatten((args, kwargs))):
             self.inputs += tensors_of(position, value)
 
     def key_rows(self, before: int) -> None:
         """Give each row of the inputs after so many, a batch or a share of one, a 32-bit key of its contents."""
-        import tensorflow as tf
-
         dense = [tensor for key, tensor in self.inputs[before:] if key[2] == "dense" and tensor.dtype != tf.string]
         if dense:
             self.row_keys = RowKeys(dense)
@@ -164,8 +155,6 @@ def unseen() -> Iterator[None]:
 
 def tensors_of(position: int, value: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """Return the tensors of one argument: dense ones with a leading dimension, and the parts of ragged and sparse ones."""
-    import tensorflow as tf
-
     if isinstance(value, tf.RaggedTensor):
         splits = [(("input", position, "splits", i), s) for i, s in enumerate(value.nested_row_splits)]
         return [*splits, (("input", position, "values"), value.flat_values)]

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from emulate.imports import tf
+
 DRAWN = "gpudist_draw"
 """Name of the operation whose result takes the place of a draw."""
 _NEXT_COPY = 0x9E3779B9
@@ -38,8 +40,6 @@ class RowKeys:
 
     def _once(self, owner: Any, make: Callable[[], Any]) -> Any:
         """Return what is made for an owner, once in each graph: most programs draw nothing and need none of it."""
-        import tensorflow as tf
-
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         key = (id(owner), id(graph))
         if key not in self._made:
@@ -55,8 +55,6 @@ class RowKeys:
             args: What it is called with.
             num_draws: How many draws the step has made before.
         """
-        import tensorflow as tf
-
         given = next((value for value in tf.nest.flatten(args) if self._may_be_rows(value)), None)
         if given is None:
             yield
@@ -74,8 +72,6 @@ class RowKeys:
 
     def at(self, place: int) -> tuple[Any, Any]:
         """Return the keys of the rows that the program has in hand, and the number that counts there as the place of a draw."""
-        import tensorflow as tf
-
         if self._part is None:
             return self.of_batch, tf.constant(place, tf.int64)
         given, shift = self._part
@@ -85,8 +81,6 @@ class RowKeys:
 
     def _may_be_rows(self, value: Any) -> bool:
         """Return whether a value may hold rows of the batch."""
-        import tensorflow as tf
-
         is_dense = tf.is_tensor(value) and not isinstance(value, tf.RaggedTensor | tf.SparseTensor)
         return is_dense and bool(value.shape.rank) and bool(self._like(value))
 
@@ -101,8 +95,6 @@ class RowKeys:
         The key is of the row alone: which other rows a replica has must not matter. A row that is there more often than in the
         batch, which was put together with itself, has another key each time.
         """
-        import tensorflow as tf
-
         own = keys_of([value])
         if any(value is tensor for tensor in self._tensors):
             return own, tf.constant(True)
@@ -120,8 +112,6 @@ class RowKeys:
 
 def _earlier(keys: Any) -> Any:
     """Return how many equal keys stand before each."""
-    import tensorflow as tf
-
     order = tf.argsort(keys, stable=True)
     ordered = tf.gather(keys, order)
     return tf.gather(tf.range(tf.size(keys)) - tf.searchsorted(ordered, ordered), tf.argsort(order))
@@ -133,8 +123,6 @@ def keys_of(tensors: list[Any]) -> Any:
     The hash is multilinear (Carter and Wegman 1979: two rows have the same with a probability of about 2**-32): few operations,
     because each replica makes them in each step.
     """
-    import tensorflow as tf
-
     number = tf.shape(tensors[0])[0]
     keys = tf.zeros([number], tf.int32)
     for place, tensor in enumerate(tensors):
@@ -149,8 +137,6 @@ def keys_of(tensors: list[Any]) -> Any:
 
 def _weights_of_bytes(tensor: Any, columns: Any, place: int) -> Any:
     """Return an odd number for each column of an input: a constant where its shape is known, and the same where it is not."""
-    import tensorflow as tf
-
     first = np.uint32(_NEXT_COPY + place)
     if tensor.shape[1:].is_fully_defined():
         known = mixed(np.arange(tensor.shape[1:].num_elements(), dtype=np.uint32) + first)
@@ -167,8 +153,6 @@ def mixed(bits: Any) -> Any:
     Returns:
         The same kind.
     """
-    import tensorflow as tf
-
     shifted = np.right_shift if isinstance(bits, np.ndarray) else tf.bitwise.right_shift
     bits = bits ^ shifted(bits, np.uint32(16))
     bits = bits * np.uint32(0x85EBCA6B)

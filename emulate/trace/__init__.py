@@ -4,7 +4,6 @@ from emulate.trace.examples import joined, num_rows, parts_of, row_names, row_po
 from emulate.trace.facts import TABLE, Facts
 from emulate.trace.files import TraceWriter, check_intact
 from emulate.trace.format import (
-    FORMAT,
     SO_FAR,
     Array,
     Report,
@@ -19,7 +18,6 @@ from emulate.trace.format import (
 )
 
 __all__ = [
-    "FORMAT",
     "SO_FAR",
     "TABLE",
     "Array",

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.certificates.certificate import (
     SAME,
@@ -34,6 +35,7 @@ from gpudist_core.certificates.certificate import (
 )
 from gpudist_core.checkpoints.hosts import TextExchange, store_of_job
 from gpudist_core.errors import UsageError
+from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import optimizers
 
 AUTO = "auto"
@@ -111,11 +113,8 @@ class Check:
     def __getattr__(self, name: str) -> Any:
         # The other methods of a Keras callback, of which Keras asks whether they are overridden.
         if name.startswith("on_") or name == "set_params":
-            return _nothing
+            return lambda *_, **__: None
         raise AttributeError(name)
-
-
-def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 _TIMEOUT = 300.0
@@ -227,8 +226,6 @@ class Watch:
             return self._reporting(grads, variables)
 
     def _reporting(self, grads: list[Any], variables: list[Any]) -> Any:
-        import tensorflow as tf
-
         certificate = self.certificate
         pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None and _is_floating(v)]
         _check_tensors(certificate, [variable for _, variable in pairs])
@@ -282,10 +279,6 @@ class Watch:
 
     def _place(self) -> tuple[int, int]:
         """Return the number of this replica, over all hosts and on its own; begin the comparison with the first."""
-        import tensorflow as tf
-
-        from gpudist_core.replicas import replicas_of
-
         certificate, places = self.certificate, replicas_of(tf.distribute.get_strategy())
         if places.total != certificate.replicas and not certificate.reduced:
             raise UsageError(
@@ -342,8 +335,6 @@ def _inputs(certificate: Certificate, replica: int) -> list[Any]:
         UsageError: If the optimizer is applied outside of `Strategy.run`.
         CertificateMismatch: If an argument is not of the certified kind.
     """
-    import tensorflow as tf
-
     if not certificate.inputs:
         return []
     arguments = optimizers.arguments_of_run(replica)
@@ -366,8 +357,6 @@ def _inputs(certificate: Certificate, replica: int) -> list[Any]:
 
 
 def _precision(devices: tuple[str, ...]) -> str:
-    import tensorflow as tf
-
     is_short = any("GPU" in name for name in devices) and tf.config.experimental.tensor_float_32_execution_enabled()
     return "tfloat32" if is_short else "float32"
 

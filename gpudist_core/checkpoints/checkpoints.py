@@ -183,8 +183,7 @@ class Checkpoints(CallbackMethods):
         if required:
             raise CheckpointRefused(
                 f"There must be a checkpoint to continue from. Received: folder={str(self._folder.path)!r}, no checkpoint in "
-                "it. "
-                "Pass the folder of the run, or leave required out to start from scratch."
+                "it. Pass the folder of the run, or leave required out to start from scratch."
             )
         return None
 

@@ -58,9 +58,8 @@ def store_of_job(num_hosts: int) -> Store | None:
         return None
     if not key_value.is_available():
         raise Unavailable(
-            f"Several hosts need TensorFlow's coordination service to agree. Received: hosts={num_hosts}, no "
-            "service. "
-            "Make the strategy with tf.distribute.MultiWorkerMirroredStrategy, which starts it."
+            f"Several hosts need TensorFlow's coordination service to agree. Received: hosts={num_hosts}, no service. Make the "
+            "strategy with tf.distribute.MultiWorkerMirroredStrategy, which starts it."
         )
     return key_value
 

@@ -364,9 +364,4 @@ def _batches(data: Any, steps: int | None) -> Iterator[Any]:
     with tf.device("CPU:0"):
         here = tf.zeros([]).device
     epochs = data.distribute(tf.distribute.OneDeviceStrategy(here))
-    return iter(epochs) if steps is None else itertools.islice(_without_end(epochs), steps)
-
-
-def _without_end(epochs: Any) -> Iterator[Any]:
-    while True:
-        yield from epochs
+    return iter(epochs) if steps is None else itertools.islice(itertools.chain.from_iterable(itertools.repeat(epochs)), steps)

@@ -68,9 +68,8 @@ class Workers:
             arrived = [self._bringers.arrived.get(timeout=self._timeout)]
         except queue.Empty:
             raise Unavailable(
-                f"A worker must finish its work in time. Received: timeout_seconds={self._timeout}, workers={self.num_workers}"
-                ", "
-                f"under_way={self.under_way}. Restart the workers, or give them more time."
+                f"A worker must finish its work in time. Received: timeout_seconds={self._timeout}, "
+                f"workers={self.num_workers}, under_way={self.under_way}. Restart the workers, or give them more time."
             ) from None
         with contextlib.suppress(queue.Empty):
             while True:

@@ -222,8 +222,7 @@ class _Hosts:
             if waited > self.longest:
                 raise HostFailed(
                     f"All hosts must take each global batch together. Received: batch={self._batch}, no answer from host "
-                    f"{host} "
-                    f"for {waited:.0f} s. Its log may say why."
+                    f"{host} for {waited:.0f} s. Its log may say why."
                 )
             if waited > next_word:
                 next_word = waited + _NEXT_WORD_SECONDS

@@ -14,7 +14,6 @@ from types import CellType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
@@ -135,7 +134,8 @@ class Mapper:
             return parts
         if not len(rows):
             return [_no_rows(spec) for spec in tf.nest.flatten(self.spec)]
-        seeds = [_seed_pairs(words(seed, AUGMENTATION, number, epoch, rows, repeats)) for number in self._seeded]
+        words_of_seeds = [words(seed, AUGMENTATION, number, epoch, rows, repeats) for number in self._seeded]
+        seeds = [keys.view(np.int32).reshape(-1, 2) for keys in words_of_seeds]
         try:
             with tf.device("CPU:0"):
                 given = [tf.convert_to_tensor(part) for part in [*parts, *seeds]]
@@ -182,10 +182,6 @@ def _no_rows(spec: Any) -> Any:
     return np.zeros(
         (0, *(size or 0 for size in spec.shape)), object if spec.dtype.name == "string" else spec.dtype.as_numpy_dtype
     )
-
-
-def _seed_pairs(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    return keys.view(np.int32).reshape(-1, 2)
 
 
 def _check_closure(function: Any) -> None:

@@ -219,8 +219,7 @@ def check_initializer(initializer: Any) -> None:
     if of_keras or not callable(initializer):
         raise UsageError(
             "A table's initializer must be a function of (start, (count, ...)) that returns those rows and depends on their "
-            "numbers "
-            "only, so that each device can make its own slice",
+            "numbers only, so that each device can make its own slice",
             "Use gpudist_core.static.uniform(low, high, seed), or write such a function. Keras initializers draw the whole "
             "table.",
             initializer=type(initializer).__name__ if of_keras else initializer,

@@ -436,9 +436,8 @@ def warn_of_one_device(model: Any, strategy: tf.distribute.Strategy) -> None:
     last = _last[0]()
     if last is not None:
         warnings.warn(
-            "A model must be made in the scope of a strategy to be trained on all devices. "
-            f"Received: model={getattr(model, 'name', type(model).__name__)!r}, made outside of a scope. One device trains "
-            "it alone: "
+            "A model must be made in the scope of a strategy to be trained on all devices. Received: "
+            f"model={getattr(model, 'name', type(model).__name__)!r}, made outside of a scope. One device trains it alone: "
             f"{type(last).__name__} with {last.num_replicas_in_sync} replicas is not used. Make it under `with "
             "strategy.scope():`. To train on one device on purpose, use the scope of tf.distribute.OneDeviceStrategy.",
             stacklevel=3,

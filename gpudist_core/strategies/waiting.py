@@ -9,6 +9,7 @@ whole, by one thread that ends with it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -50,7 +51,7 @@ def wait_for(peers: Mapping[str, str], own_address: str | None, leader: str | No
     begin, next_word = time.monotonic(), _FIRST_WORD_SECONDS
     missing = dict.fromkeys(peers, "not asked yet")
     with _listening(own_address), ThreadPoolExecutor(min(32, len(peers) or 1)) as pool:
-        for pause in _pauses():
+        for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
             whys = pool.map(lambda name: _why_silent(peers[name]), missing)
             missing = {name: why for name, why in zip(list(missing), whys, strict=True) if why}
             waited = time.monotonic() - begin
@@ -75,12 +76,6 @@ def _let_start(address: str) -> None:
             if connection.recv(1):  # gRPC speaks first; the socket in its place says nothing and is closed
                 return
         time.sleep(0.01)
-
-
-def _pauses() -> Iterator[float]:
-    yield from _PAUSES
-    while True:
-        yield _PAUSES[-1]
 
 
 def _why_silent(address: str) -> str | None:
@@ -121,8 +116,7 @@ def _never(missing: Mapping[str, str], peers: Mapping[str, str], timeout_seconds
     return (
         f"Every task of a cluster must start within timeout_seconds. Received: timeout_seconds={timeout_seconds:g}, and "
         f"{len(missing)} of {len(peers)} other tasks never answered: {_listed(missing, peers)}. Start the program there too "
-        "(or "
-        "find out why it stopped), check the addresses and the firewall, or allow more time: "
+        "(or find out why it stopped), check the addresses and the firewall, or allow more time: "
         "make_strategy(timeout_seconds=...)."
     )
 
@@ -183,9 +177,8 @@ def _give_up(strategy: tf.distribute.Strategy, seconds: float) -> None:
         else "all hosts are in a step, but in different collectives"
     )
     upstream.abort_collectives(
-        "All hosts must make the same steps, each within the time limit. Received: "
-        f"timeout_seconds={seconds:g}, host={replicas.host}, {who}. Find out where those hosts are (py-spy dump). Give every "
-        "host "
-        "the same number of batches, and let no host alone run code that waits for all hosts. Or allow more time: "
+        f"All hosts must make the same steps, each within the time limit. Received: timeout_seconds={seconds:g}, "
+        f"host={replicas.host}, {who}. Find out where those hosts are (py-spy dump). Give every host the same number of "
+        "batches, and let no host alone run code that waits for all hosts. Or allow more time: "
         "make_strategy(timeout_seconds=...)."
     )

@@ -158,10 +158,8 @@ def warn_of_one_number(share: shares.Share) -> None:
     if share.num_replicas > 1:
         warnings.warn(
             "A loss must return one value for each example, so that examples can be counted over all replicas. Received: "
-            "shape=(). "
-            "It is treated as the mean over the replica's examples. A sum, a maximum or a root trains another model than on "
-            "one "
-            "device. Return the values.",
+            "shape=(). It is treated as the mean over the replica's examples. A sum, a maximum or a root trains another model "
+            "than on one device. Return the values.",
             stacklevel=2,
         )
 

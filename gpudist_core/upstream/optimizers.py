@@ -504,8 +504,7 @@ def _saved_sums(optimizer: Any) -> list[Any]:
     if saved is None:
         warnings.warn(
             "A model that Keras saves in the middle of an accumulation loses the batches without an update: hosts cannot add "
-            "their "
-            "sums while one of them saves. To continue exactly use gd.Checkpoints.",
+            "their sums while one of them saves. To continue exactly use gd.Checkpoints.",
             stacklevel=2,
         )
     kept = dict(saved["sums"]).get("sums") if saved else None
@@ -528,8 +527,6 @@ def before_apply(optimizer: Any, before: Before) -> Callable[[], None]:
     Returns:
         A function that ends this.
     """
-    import tensorflow as tf
-
     before = tf.autograph.experimental.do_not_convert(before)  # in the step of a user, autograph would convert it
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
@@ -561,19 +558,12 @@ def arguments_of_run(replica: int) -> list[Any] | None:
     Returns:
         The tensors, flattened.
     """
-    import tensorflow as tf
     from tensorflow.python.distribute import distribute_utils
 
     if not _calls:
         return None
     values = (distribute_utils.select_replica(replica, value) for value in _calls[-1])
-    return [value for value in values if tf.is_tensor(value) and value.shape.rank != 0 and _has_values(value)]
-
-
-def _has_values(tensor: Any) -> bool:
-    import tensorflow as tf
-
-    return tensor.dtype not in (tf.resource, tf.variant)
+    return [v for v in values if tf.is_tensor(v) and v.shape.rank != 0 and v.dtype not in (tf.resource, tf.variant)]
 
 
 def _of_runs() -> patches.Replacements:
@@ -585,8 +575,6 @@ def _of_runs() -> patches.Replacements:
 
 
 def _noting(original: Callable[..., Any], self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-    import tensorflow as tf
-
     _calls.append(tf.nest.flatten((args, kwargs or {})))
     try:
         return original(self, fn, args, kwargs, options)

@@ -175,8 +175,7 @@ def warn_of_integers(name: str, value: Any) -> None:
         "A log of a step must be a mean over the examples: gpudist averages the logs of all replicas, weighted by examples. "
         f"Received: {name}, dtype={value.dtype.name!r}. It is treated as such a mean, so a count of examples becomes that of "
         "one replica. For a count over all replicas update a keras.metrics.Sum and return its result. Return a value that is "
-        "equal "
-        "on all replicas with tf.cast(value, tf.float32).",
+        "equal on all replicas with tf.cast(value, tf.float32).",
         stacklevel=2,
     )
 
@@ -253,11 +252,9 @@ def _warn_of_one_number(metric: Any, shape: Any) -> None:
     warned_metrics.add(metric)
     warnings.warn(
         "A metric's function must return one value for each example, so that examples can be counted over all replicas. "
-        "Received: "
-        f"metric={metric.name!r}, shape={tuple(shape)}. It is treated as the mean over the replica's examples. A root or a "
-        "correlation over examples then differs from one device. Return the values, or pass a "
-        "keras.metrics.Metric that adds up what it needs and computes the number in result(), as "
-        "keras.metrics.RootMeanSquaredError does.",
+        f"Received: metric={metric.name!r}, shape={tuple(shape)}. It is treated as the mean over the replica's examples. A "
+        "root or a correlation over examples then differs from one device. Return the values, or pass a keras.metrics.Metric "
+        "that adds up what it needs and computes the number in result(), as keras.metrics.RootMeanSquaredError does.",
         stacklevel=2,
     )
 

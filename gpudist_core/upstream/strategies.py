@@ -130,8 +130,6 @@ def let_be_read(model: Any) -> None:
 
 
 def _read(variable: Any, dtype: Any = None, copy: Any = None) -> Any:
-    import numpy as np
-
     return np.asarray(tf.convert_to_tensor(variable()), dtype)
 
 

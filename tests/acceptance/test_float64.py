@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).parents[2] / "fixtures" / "everyday_cases" / "core_floa
 
 
 def test_gpudist_core_computes_in_the_precision_of_the_program(preload: Preload) -> None:
-    verdict = emulate.verify(PROGRAM, "1x3", precision="float64", preload=preload)
+    verdict = emulate.verify(PROGRAM, "1x2", precision="float64", preload=preload)
     (run,) = verdict.runs
     assert run.verdict == "equivalent", render(verdict)
     assert run.worst is not None

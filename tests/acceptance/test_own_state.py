@@ -173,7 +173,7 @@ def test_what_one_function_keeps_for_another_is_not_left_out(
 ) -> None:
     """An evaluation of the second function alone would miss it, and rounding would hide a rate that is wrong later."""
     (tmp_path / "train.py").write_text(IN_TWO_FUNCTIONS.replace("IS_WRONG", str(is_wrong)))
-    judged = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
+    judged = emulate.verify(tmp_path / "train.py", "1x2", steps=4, preload=preload)
     (run,) = judged.runs
     assert run.verdict == verdict, render(judged)
     assert run.first_divergence is None or (run.first_divergence.kind, run.first_divergence.step) == ("weight", 3)

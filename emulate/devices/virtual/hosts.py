@@ -6,7 +6,6 @@ one iterator, in the order in which TensorFlow deals them to real devices.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +16,8 @@ from emulate.devices.config import calling_module, is_program
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.replicas import VirtualReplicas
 from emulate.errors import UsageError
-from emulate.imports import when_imported
+from emulate.imports import tf, when_imported
+from emulate.point import instead_of
 
 
 def install_virtual(plan: DevicePlan, note: Note) -> None:
@@ -27,18 +27,13 @@ def install_virtual(plan: DevicePlan, note: Note) -> None:
         plan: The hosts and devices that the process stands for.
         note: Told what the report should mention.
     """
-    run = upstream.mirrored_run()
-    real = run._call_for_each_replica
 
-    @functools.wraps(real)
-    def call_for_each_replica(distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-        import tensorflow as tf
-
+    @instead_of(upstream.mirrored_run(), "_call_for_each_replica")
+    def call_for_each_replica(real: Any, distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
         if tf.executing_eagerly() or len(distribution.extended.worker_devices) == 1:
             return real(distribution, fn, args, kwargs)
         return VirtualReplicas(distribution).run(fn, args, kwargs)
 
-    run._call_for_each_replica = call_for_each_replica
     _number_replicas()
     deal_from_one_iterator()
     stand_for_hosts(plan.num_hosts, plan.num_devices, note)
@@ -47,15 +42,10 @@ def install_virtual(plan: DevicePlan, note: Note) -> None:
 def _number_replicas() -> None:
     """Let the replica that is traced for all take its values from the first of them."""
     for cls in (upstream.mirrored_extended(), upstream.collective_extended()):
-        real = cls._get_local_replica_id
 
-        @functools.wraps(real)
-        def local(self: Any, number: Any, _real: Any = real) -> Any:
-            import tensorflow as tf
-
-            return 0 if tf.is_tensor(number) else _real(self, number)
-
-        cls._get_local_replica_id = local
+        @instead_of(cls, "_get_local_replica_id")
+        def local(real: Any, self: Any, number: Any) -> Any:
+            return 0 if tf.is_tensor(number) else real(self, number)
 
 
 ASKED_FOR_HOST = "asks-for-host"
@@ -124,8 +114,6 @@ class _Clones:
     """
 
     def __init__(self, dataset: Any) -> None:
-        import tensorflow as tf
-
         self._dataset = dataset
         definition = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(strip_device_assignment=True).numpy())
         nodes = {node.name: node for node in definition.node}
@@ -137,8 +125,6 @@ class _Clones:
         self._definition = definition.SerializeToString()
 
     def __getitem__(self, device: str) -> Any:
-        import tensorflow as tf
-
         made = upstream.data_distribution()._RemoteDataset(tf.constant(self._definition), device, self._dataset.element_spec)
         return made.with_options(self._dataset.options())
 
@@ -148,8 +134,6 @@ def _wait_for_partial_batches() -> None:
     lib = upstream.input_lib()
 
     def enable_get_next_as_optional(strategy: Any, dataset: Any, cardinality: Any) -> bool:
-        import tensorflow as tf
-
         is_enabled = getattr(strategy.extended, "experimental_enable_get_next_as_optional", False)
         return bool(is_enabled and cardinality != tf.data.INFINITE_CARDINALITY)
 
@@ -171,17 +155,15 @@ def _see_who_asks_for_the_number(note: Note) -> None:
     os.environ.__class__ = VirtualEnvironment
     cls = upstream.config_resolver()
     for name in ("task_id", "task_type"):
-        setattr(cls, name, _seen(getattr(cls, name), name, note))
+        _note_reads(cls, name, note)
 
 
-def _seen(original: Any, name: str, note: Note) -> Any:
-    @functools.wraps(original.fget)
-    def read(self: Any) -> Any:
-        if is_program(1):
+def _note_reads(cls: Any, name: str, note: Note) -> None:
+    @instead_of(cls, name)
+    def read(original: Any, self: Any) -> Any:
+        if is_program(2):
             note(ASKED_FOR_HOST, f"cluster_resolver.{name}")
-        return original.fget(self)
-
-    return property(read, original.fset)
+        return original(self)
 
 
 def _is_asked_by_program() -> bool:
@@ -198,10 +180,9 @@ def deal_from_one_iterator() -> None:
     TensorFlow 2.21 makes an iterator with threads and buffers for each device, which takes 35 ms a replica.
     """
     cls = upstream.multi_device_iterator()
-    real = cls.__init__
 
-    @functools.wraps(real)
-    def init(self: Any, dataset: Any = None, devices: Any = None, *args: Any, **kwargs: Any) -> None:
+    @instead_of(cls, "__init__")
+    def init(real: Any, self: Any, dataset: Any = None, devices: Any = None, *args: Any, **kwargs: Any) -> None:
         if dataset is None:
             real(self, dataset, devices, *args, **kwargs)
             return
@@ -220,13 +201,11 @@ def deal_from_one_iterator() -> None:
         following = [iterator.get_next_as_optional for iterator in self._device_iterators]
         return _one_after_the_other(following, lambda optional: [optional._variant_tensor.op])
 
-    cls.__init__, cls.get_next, cls.get_next_as_optional = init, get_next, get_next_as_optional
+    cls.get_next, cls.get_next_as_optional = get_next, get_next_as_optional
 
 
 def _one_after_the_other(following: list[Callable[[], Any]], ops_of: Callable[[Any], list[Any]]) -> list[Any]:
     """Call each; in a graph, where the replicas' iterators are inputs of their own, in this order."""
-    import tensorflow as tf
-
     made: list[Any] = []
     for call in following:
         with tf.control_dependencies([] if tf.executing_eagerly() or not made else ops_of(made[-1])):
@@ -235,6 +214,4 @@ def _one_after_the_other(following: list[Callable[[], Any]], ops_of: Callable[[A
 
 
 def _ops_of(element: Any) -> list[Any]:
-    import tensorflow as tf
-
     return [tensor.op for tensor in tf.nest.flatten(element, expand_composites=True)[:1]]

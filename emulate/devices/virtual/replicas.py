@@ -46,6 +46,7 @@ from typing import Any
 from emulate import graph_functions
 from emulate.devices import upstream
 from emulate.errors import UsageError
+from emulate.imports import tf
 
 _NOT_OF_ALL = (
     "A function of virtual replicas takes values of each replica as its arguments. Received: a program whose function takes "
@@ -79,8 +80,6 @@ class VirtualReplicas:
     """
 
     def __init__(self, strategy: Any) -> None:
-        import tensorflow as tf
-
         self._strategy = strategy
         self._number = len(strategy.extended.worker_devices)
         self._outer = tf.compat.v1.get_default_graph()
@@ -105,8 +104,6 @@ class VirtualReplicas:
         Raises:
             UsageError: Where the program does what one trace cannot serve all replicas for.
         """
-        import tensorflow as tf
-
         self._graph = graph = upstream.function_graph("virtual_replica")
         dependencies = upstream.automatic_control_dependencies()
         with graph.as_default(), dependencies as marks:
@@ -120,16 +117,12 @@ class VirtualReplicas:
         return self._called(result, {operation.name for operation in dependencies.ops_which_must_run})
 
     def _placeholder(self, dtype: Any, shape: Any) -> Any:
-        import tensorflow as tf
-
         placeholder = tf.compat.v1.placeholder(dtype, shape, "virtual_input")
         self._placeholders.append(placeholder)
         return placeholder
 
     def _inputs(self, structure: Any) -> Any:
         """Return a replica's arguments: placeholders where each replica has another tensor."""
-        import tensorflow as tf
-
         lib = upstream.distribute_utils()
         every = [_flat(lib.select_replica(replica, structure)) for replica in range(self._number)]
         own = []
@@ -167,8 +160,6 @@ class VirtualReplicas:
 
     def _meet(self, thread: Any) -> Any:
         """Trace what all replicas do together, and return what a replica gets of it."""
-        import tensorflow as tf
-
         lib = upstream.distribute_utils()
         structure = (thread.merge_args, thread.merge_kwargs)
         if thread.merge_call_entered_in_eager:
@@ -199,8 +190,6 @@ class VirtualReplicas:
 
     def _given(self, meeting: _Meeting, structure: Any) -> list[Any]:
         """Return what each replica brings, as inputs of the meeting's graph."""
-        import tensorflow as tf
-
         flat = _flat(structure)
         devices = self._strategy.extended.worker_devices
         every = []
@@ -279,16 +268,12 @@ class VirtualReplicas:
         return [copy.handle for copy in copies]
 
     def _value(self, leaf: Any, replica: int) -> Any:
-        import tensorflow as tf
-
         if isinstance(leaf, tf.Operation):
             return self._last
         return self._columns[leaf.name][replica] if _is_of(leaf, self._graph) else leaf
 
     def _call(self, function: Any, given: list[Any], like: list[Any]) -> list[Any]:
         """Call a function after the last one that was called."""
-        import tensorflow as tf
-
         with tf.control_dependencies([] if self._last is None else [self._last]):
             self._last, made = upstream.call_function(function, given, like)
         return made
@@ -296,23 +281,17 @@ class VirtualReplicas:
 
 def _is_of(leaf: Any, graph: Any) -> bool:
     """Return whether a leaf is a tensor of a graph."""
-    import tensorflow as tf
-
     return isinstance(leaf, tf.Tensor) and getattr(leaf, "graph", None) is graph
 
 
 def _ended(leaf: Any, marks: Any) -> Any:
     """Return a result as a function returns it: a tensor after all that the function does."""
-    import tensorflow as tf
-
     value = upstream.read_copy(leaf)
     return marks.mark_as_return(value) if isinstance(value, tf.Tensor) else value
 
 
 def _common_shape(shapes: Sequence[Any]) -> Any:
     """Return the shape that all have, as far as they have one: the last batch may give replicas fewer examples."""
-    import tensorflow as tf
-
     if any(shape.rank != shapes[0].rank or shape.rank is None for shape in shapes):
         return tf.TensorShape(None)
     dims = zip(*(shape.as_list() for shape in shapes), strict=True)
@@ -321,16 +300,12 @@ def _common_shape(shapes: Sequence[Any]) -> Any:
 
 def _parts(leaf: Any) -> list[Any] | None:
     """Return the tensors of a composite tensor that is no variable; None for anything else."""
-    import tensorflow as tf
-
     kinds = (tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
     return list(tf.nest.flatten(leaf, expand_composites=True)) if isinstance(leaf, kinds) else None
 
 
 def _flat(structure: Any) -> list[Any]:
     """Return the leaves of a structure, composite tensors as their parts."""
-    import tensorflow as tf
-
     leaves: list[Any] = []
     for leaf in tf.nest.flatten(structure):
         parts = _parts(leaf)
@@ -340,8 +315,6 @@ def _flat(structure: Any) -> list[Any]:
 
 def _packed(structure: Any, flat: Sequence[Any]) -> Any:
     """Return the structure with other leaves."""
-    import tensorflow as tf
-
     left, leaves = list(flat), []
     for leaf in tf.nest.flatten(structure):
         parts = _parts(leaf)
@@ -422,8 +395,6 @@ def cut(
 
 def _stage(graph: Any, whole: Any, body: Sequence[Any], outputs: list[Any], must_run: Sequence[Any]) -> ReplicaStage | None:
     """Return the function of some operations of a replica's graph."""
-    import tensorflow as tf
-
     if not outputs and not must_run:
         return None
     own = {op.name for op in body}
@@ -473,8 +444,6 @@ def _operation() -> Any:
             return [self.reduce_implementation(reduce_op, value, to, options) for value, to in value_destination_pairs]
 
         def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-            import tensorflow as tf
-
             gathered = tf.concat(per_replica_value.values, axis)
             return values.Mirrored([gathered] * len(ops.get_devices_from(destinations)))
 
@@ -482,8 +451,6 @@ def _operation() -> Any:
 
 
 def _total(parts: Sequence[Any], *, is_mean: bool) -> Any:
-    import tensorflow as tf
-
     number = len(parts) if is_mean else 1
     if isinstance(parts[0], tf.IndexedSlices):  # side by side, as the ring gathers them
         gathered = tf.concat([part.values for part in parts], 0)
@@ -502,8 +469,6 @@ def sum_in_ring_order(parts: Sequence[Any]) -> Any:
     Returns:
         Their sum, with the bits that real replicas get by `--all-reduce ring`.
     """
-    import tensorflow as tf
-
     if len(parts) > 2 and parts[0].dtype.is_floating:
         # One sort: the network of `fixes.sum_in_one_order` would have 24,063 comparisons for 1,024 replicas.
         columns = tf.sort(tf.stack([tf.reshape(part, [-1]) for part in parts], axis=1), axis=1)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from emulate.imports import tf
 from emulate.program import described, innermost
 from emulate.recorder.host_trace import HostTrace
 from emulate.recorder.lines import stack_lines, walks
@@ -60,8 +61,6 @@ class StepLines:
 
     def tensors(self, values: Any) -> list[Any]:
         """Return the tensors among values as walks take them."""
-        import tensorflow as tf
-
         tensors = []
         for value in tf.nest.flatten(values):
             if not tf.is_tensor(value) or hasattr(value, "assign"):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from emulate import graph_functions, upstream
+from emulate.imports import tf
 from emulate.recorder.row_keys import DRAWN
 
 Key = tuple[int, int]
@@ -212,8 +213,6 @@ def _takes_all_rows(operation: Any) -> bool:
     """Return whether a slice leaves the first dimension as it is: `x[:, None]`."""
     if operation.type != "StridedSlice" or not hasattr(operation, "get_attr"):
         return False
-    import tensorflow as tf
-
     first = {name: bool(operation.get_attr(f"{name}_mask") & 1) for name in ("begin", "end", "new_axis", "shrink_axis")}
     strides = tf.get_static_value(operation.inputs[3])
     is_whole = first["begin"] and first["end"] and not (first["new_axis"] or first["shrink_axis"])
@@ -370,8 +369,6 @@ class _Builder:
         return [self._leaves[key]]
 
     def _value(self, tensor: Any, key: Key) -> Any:
-        import tensorflow as tf
-
         if key == self._number:
             return "number"
         if key in self._rows:

@@ -1,6 +1,6 @@
 """Read examples with random access (arrays, TFRecord, a file for each example) or one after the other (streams)."""
 
-from gpudist_core.pipelines.sources.access import ArraySource, Rows, RowSource, StreamSource
+from gpudist_core.pipelines.sources.access import ArraySource, RowSource, StreamSource
 from gpudist_core.pipelines.sources.files import FileRows, FileStream, RecordSource
 from gpudist_core.pipelines.sources.streams import DatasetStream, GeneratorStream
 
@@ -12,6 +12,5 @@ __all__ = [
     "GeneratorStream",
     "RecordSource",
     "RowSource",
-    "Rows",
     "StreamSource",
 ]

@@ -176,9 +176,8 @@ class DatasetStream(_Stream):
         if varying:
             raise UsageError(
                 "A dataset must yield the same examples in the same order each time, on every host",
-                "Leave its shuffle out and use Pipeline.shuffle(buffer), which shuffles by seed and epoch. Or give its "
-                "shuffle a seed "
-                "and reshuffle_each_iteration=False.",
+                "Leave its shuffle out and use Pipeline.shuffle(buffer), which shuffles by seed and epoch. Or give its shuffle "
+                "a seed and reshuffle_each_iteration=False.",
                 shuffles=varying,
             )
         if batched:
@@ -195,7 +194,9 @@ class DatasetStream(_Stream):
         self._dataset = dataset.with_options(options)
         self._batched = batched
         self.num_rows = size if size > 0 and not batched else None
-        self.spec = tf.nest.map_structure(lambda spec: _row_of(spec) if batched else spec, dataset.element_spec)
+        self.spec = dataset.element_spec
+        if batched:
+            self.spec = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), self.spec)
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
         rows = self._dataset.rebatch(size) if self._batched else self._dataset.batch(size)
@@ -219,10 +220,6 @@ class DatasetStream(_Stream):
             parts = [np.asarray(part) for part in tf.nest.flatten(batch)]
             yield [np.arange(count, count + len(parts[0])), *parts]
             count += len(parts[0])
-
-
-def _row_of(spec: Any) -> Any:
-    return tf.TensorSpec(spec.shape[1:], spec.dtype)
 
 
 def _check_specs(spec: Any) -> None:

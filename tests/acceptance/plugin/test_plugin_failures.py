@@ -186,13 +186,13 @@ def test_still_healthy(strategy, cluster):
 
 
 def test_a_host_that_waits_for_one_that_is_done_fails_long_before_its_deadline(run: Run) -> None:
-    result = run(LEFT_ALONE, "--gpudist-deadline=100", "--gpudist-patience=6")
+    result = run(LEFT_ALONE, "--gpudist-deadline=100", "--gpudist-patience=3")
     result.assert_outcomes(failed=2, passed=1)
     assert result.duration < 90
     result.stdout.fnmatch_lines(
         [
             "*test_one_more_sum[[]2x1[]] on host 1*",
-            "The host has done nothing for 6 s while running the test: it waits for host 0, done with the test already, in",
+            "The host has done nothing for 3 s while running the test: it waits for host 0, done with the test already, in",
             "*strategy.run(total)*",
             "Every host of a test runs the same collectives, in no branch that some do not take.",
             "*host 0 passed*",

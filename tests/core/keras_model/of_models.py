@@ -306,14 +306,9 @@ def saved(run: Run) -> dict[str, Any]:
     return _saved(run)
 
 
-def saved_with_accumulation(run: Run) -> dict[str, Any]:
-    """Keras keeps its sums among the optimizer's variables, which are numbered in a file."""
-    return _saved(run, gradient_accumulation_steps=2, use_ema=True)
-
-
 def saved_between_updates(run: Run) -> dict[str, Any]:
-    """What was added up since the last update is saved too."""
-    return _saved(run, gradient_accumulation_steps=3)
+    """What was added up since the last update is saved too, among the optimizer's variables, which are numbered in a file."""
+    return _saved(run, gradient_accumulation_steps=3, use_ema=True)
 
 
 def _saved(run: Run, **options: Any) -> dict[str, Any]:

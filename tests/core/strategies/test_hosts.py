@@ -135,7 +135,7 @@ def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHost
 
         import gpudist_core as gd
         from gpudist_core.pipelines.cross_host_check import HostFailed
-        from gpudist_core.strategies.waiting import set_limit
+        from gpudist_core.strategies import waiting
 
         strategy = gd.make_strategy()
         with strategy.scope():
@@ -155,9 +155,10 @@ def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHost
                 float(step(batch))
 
         train()
-        set_limit(strategy, 4)  # what a step takes once its functions are made
+        waiting._ASKED_SECONDS = 1.0
+        waiting.set_limit(strategy, 3)  # what a step takes once its functions are made
         if strategy.cluster_resolver.task_id == 1:
-            time.sleep(15)
+            time.sleep(8)
             return "stayed away"
         try:
             train()
@@ -168,7 +169,7 @@ def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHost
     told, away = on_hosts("2x1", lazy)
     assert away == "stayed away"
     expected = {
-        "fit": "All hosts must make the same steps, each within the time limit. Received: timeout_seconds=4, host=0, host 1 is not in",
+        "fit": "All hosts must make the same steps, each within the time limit. Received: timeout_seconds=3, host=0, host 1 is not in",
         "step": "no answer from host 1 for ",  # it does not even begin to iterate
     }
     assert expected[how] in told

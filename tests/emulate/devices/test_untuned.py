@@ -42,7 +42,7 @@ def test_the_iterators_of_the_devices_are_untuned_too(run: Hosts) -> None:
     def program() -> list[Any]:
         import tensorflow as tf
 
-        from emulate.devices import upstream
+        from emulate import upstream
 
         cls = upstream.dataset_class()
         ours, seen = cls._apply_debug_options, []

@@ -15,9 +15,11 @@ def parameters(function: Any) -> list[str]:
 
 
 def signature_of(expression: str) -> list[str]:
+    from emulate import graph_functions
+    from emulate import upstream as shared
     from emulate.devices import upstream
 
-    return parameters(eval(expression, {"upstream": upstream}))
+    return parameters(eval(expression, {"upstream": upstream, "shared": shared, "graph_functions": graph_functions}))
 
 
 @pytest.mark.parametrize(
@@ -35,11 +37,11 @@ def signature_of(expression: str) -> list[str]:
             ["self", "compute_devices", "parameter_device", "cluster_resolver"],
         ),
         (
-            "upstream.function_graph_class().capture_call_time_value",
+            "shared.function_graph_class().capture_call_time_value",
             ["self", "closure", "spec", "key", "default_value", "placeholder"],
         ),
-        ("upstream.replica_launcher_class().all_reduce", ["self", "input_tensor", "control_input", "options"]),
-        ("upstream.replica_launcher_class()._all_gather", ["self", "input_tensor", "options"]),
+        ("graph_functions.collective_launcher().all_reduce", ["self", "input_tensor", "control_input", "options"]),
+        ("graph_functions.collective_launcher()._all_gather", ["self", "input_tensor", "options"]),
         ("upstream.concrete_function_class()._call_flat", ["self", "tensor_inputs", "captured_inputs"]),
         ("upstream.communication_options().__init__", ["self", "bytes_per_pack", "timeout_seconds", "implementation"]),
         (
@@ -153,7 +155,7 @@ def test_collectives_still_lose_their_keys_in_a_branch_without_us(run: Hosts) ->
     def program() -> str:
         import tensorflow as tf
 
-        from emulate.devices import upstream
+        from emulate import upstream
 
         cls = upstream.function_graph_class()
         cls.capture_call_time_value = cls.capture_call_time_value.__wrapped__

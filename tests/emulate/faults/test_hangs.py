@@ -67,7 +67,8 @@ def train(kind: str) -> None:
         ("left", "unequal-steps: host 0 waits in all_reduce float32[2], its collective number 5; host 1 ended its program"),
     ],
 )
-def test_a_hang_is_named_and_each_host_is_shown(cluster: Make, kind: str, said: str) -> None:
+def test_a_hang_is_named_and_each_host_is_shown(cluster: Make, kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emulate.cluster.hang._IDLE_PATIENCE", 5.0)
     with pytest.raises(Hung) as caught:
         cluster("2x1", timeout=200).run(train, kind)
     assert caught.value.reason == "hang"

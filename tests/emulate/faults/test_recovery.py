@@ -85,7 +85,10 @@ def test_two_faults_come_to_pass_in_two_lives(cluster: Make, undisturbed: list[A
     assert (run.restarts, [one.step for one in run.fired]) == (2, [5, 11])
 
 
-def test_a_host_that_never_starts_is_given_up_and_is_there_after_a_restart(cluster: Make) -> None:
+def test_a_host_that_never_starts_is_given_up_and_is_there_after_a_restart(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emulate.cluster.restarts.STANDSTILL", 5.0)
     run = cluster("2x1")
 
     def meet() -> int:

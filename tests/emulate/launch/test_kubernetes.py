@@ -182,7 +182,7 @@ def test_a_job_goes_on_while_the_cluster_does_not_answer(place: Place) -> None:
     with place.launch("jobset") as process:
         place.wait_for_logs()
         (place.folder / "silent").touch()
-        time.sleep(5)
+        time.sleep(3)  # longer than between two questions
         assert process.poll() is None
         assert "Unable to connect to the server" in place.looks("--status")
         (place.folder / "silent").unlink()

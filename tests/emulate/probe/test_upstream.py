@@ -53,7 +53,7 @@ def test_optimizers_of_keras_3_apply_through_one_method_with_this_signature(host
     def look() -> Any:
         import keras
 
-        found = upstream.keras_optimizers()
+        found = upstream.optimizers(upstream.KERAS_3)
         own = [cls for cls in (keras.optimizers.SGD, keras.optimizers.Adam) if "apply" in vars(cls)]
         inner = upstream.inner_optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
         return [(cls.__name__, _parameters(getattr(cls, name))) for cls, name in found], own, type(inner).__name__
@@ -66,9 +66,8 @@ def test_optimizers_of_keras_3_apply_through_one_method_with_this_signature(host
 
 def test_optimizers_of_tf_keras_apply_through_these_classes(host: Any) -> None:
     def look() -> list[str]:
-        import tf_keras  # noqa: F401 - upstream looks at what is imported
-
-        return [f"{cls.__name__}.{name}" for cls, name in upstream.legacy_optimizers()]
+        applies = [*upstream.optimizers("tensorflow"), *upstream.optimizers(upstream.LEGACY_KERAS)]
+        return [f"{cls.__name__}.{name}" for cls, name in applies]
 
     names = ("Optimizer", "_BaseOptimizer", "Optimizer", "OptimizerV2", "LossScaleOptimizer", "LossScaleOptimizerV3")
     assert host(look) == [f"{name}.apply_gradients" for name in names]
@@ -422,7 +421,7 @@ def test_operations_of_graphs_and_collectives_of_replicas_are_made_where_the_lin
         import keras
         import tensorflow as tf
 
-        graph = upstream.graph_class()
+        graph = upstream.function_graph_class()
         found = [name in vars(cls) for cls, name in upstream.replica_collectives()]
         options = "__setattr__" in vars(upstream.options_class())
         checkpoint = upstream.checkpoint_class() is tf.train.Checkpoint
