@@ -81,8 +81,8 @@ class Source:
 
     def all(self, kind: type[Node], within: CSTNode | None = None) -> list[Node]:
         """Return the nodes of a kind in the file or in another node, in the order of the text; outer ones first."""
-        top = [] if within is None else list(self._within(within))
-        nodes = [node for node in (self._places if within is None else top) if isinstance(node, kind)]
+        everything: Iterable[CSTNode] = self._places if within is None else self._within(within)
+        nodes = [node for node in everything if isinstance(node, kind)]
         return sorted(nodes, key=lambda node: (self.span(node)[0], -self.span(node)[1]))
 
     def statement(self, line: int) -> cst.SimpleStatementLine | None:

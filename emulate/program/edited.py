@@ -8,9 +8,11 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _texts: dict[str, bytes] = {}
 
@@ -23,19 +25,29 @@ def install_edits(edits: Iterable[tuple[Path, bytes]], path: Callable[[Path], Pa
         path: Where a file of the user lies for this run.
     """
     for file, text in edits:
-        _texts[os.path.realpath(path(file))] = text
-        lines = importlib.util.decode_source(text).splitlines(keepends=True)
-        for name in {str(file), str(path(file))}:
-            # Without a time of change linecache does not look for the file, and keeps the entry.
-            linecache.cache[name] = (len(text), None, lines, name)
+        _texts.update({os.path.realpath(file): text, os.path.realpath(path(file)): text})
     if _texts:
         sys.meta_path.insert(0, _EditedModules())
+        # TensorFlow 2.21's autograph calls it for every function that it converts, and would read the file.
+        linecache.updatecache = partial(_update_linecache, linecache.updatecache)
 
 
 def source_loader(name: str, file: str) -> SourceFileLoader:
     """Return the loader of a source file: of its edited source where there is one."""
     text = _texts.get(os.path.realpath(file))
     return SourceFileLoader(name, file) if text is None else _EditedSource(name, file, text)
+
+
+def _update_linecache(
+    original: Callable[[str, dict[str, Any] | None], list[str]], filename: str, module_globals: dict[str, Any] | None = None
+) -> list[str]:
+    text = _texts.get(os.path.realpath(filename))
+    if text is None:
+        return original(filename, module_globals)
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    # Without a time of change linecache does not look for the file, and keeps the entry.
+    linecache.cache[filename] = (len(text), None, lines, filename)
+    return lines
 
 
 class _EditedSource(SourceFileLoader):

@@ -29,9 +29,10 @@ def write(folder, **texts):
 
 
 SCRIPT = """
-import inspect, os, part
+import inspect, linecache, os, part
 def told():
     return "old"
+linecache.updatecache(inspect.getfile(told), globals())  # as autograph does
 print(told(), inspect.getsource(told).split()[-1], part.VALUE, os.path.relpath(__file__))
 """
 
