@@ -24,7 +24,7 @@ MOST_EDITS = 8
 _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 """Causes that the reference has, too: their fix must change what one device trains."""
 _NO_EDIT = "gpudist has no edit for {} yet; its fix in words: {}"
-_NOT_PROVEN = "No edit for {} was proven ({} verified); its fix in words: {}"
+_NOT_PROVEN = "No edit for {} was proven ({}); its fix in words: {}"
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,17 @@ class _Search:
             if finding.code not in EDITS:
                 not_fixed.append(_NO_EDIT.format(finding.code, finding.fix))
                 continue
-            tries = 0
+            refused = []
             for candidate in islice(self._candidates(finding), MOST_TRIES):
-                tries += 1
                 self.tell(f"{candidate.location}: {candidate.proposal.words}")
                 texts = {**{file: edited.after for file, edited in self.files.items()}, candidate.file: candidate.text}
                 verdict = self._verify(texts)
-                if self._helps(finding.code, current, verdict):
+                reason = self._refusal(finding.code, current, verdict)
+                if reason is None:
                     return (self._keep(candidate, verdict), verdict), []
-            not_fixed.append(_NOT_PROVEN.format(finding.code, tries, finding.fix))
+                refused.append(reason)
+            tried = "; ".join(f"edit {number}: {reason}" for number, reason in enumerate(refused, 1))
+            not_fixed.append(_NOT_PROVEN.format(finding.code, tried or "none fits the line", finding.fix))
         return None, not_fixed
 
     def _candidates(self, finding: Finding) -> Iterator[_Candidate]:
@@ -212,12 +214,15 @@ class _Search:
         program = replace(self.program, edits=tuple(texts.items()))
         return verify(program, self.topology, traces=self.folder / str(self.verifications), **self.options)
 
-    def _helps(self, code: str, current: Verdict, verdict: Verdict) -> bool:
-        """Return whether an edit took a cause away, brought none, and left what one device trains."""
+    def _refusal(self, code: str, current: Verdict, verdict: Verdict) -> str | None:
+        """Return why an edit is not kept: it leaves the cause, brings another, or changes what one device trains."""
         before, after = _open(current), _open(verdict)
-        is_better = verdict.is_equivalent or (verdict.exit_code == 1 and after < before)
+        if not verdict.is_equivalent and (verdict.exit_code != 1 or not after < before):
+            return f"{verdict.verdict} with {', '.join(sorted({word for _, word in after}))}"
         first, last = (self.folder / str(number) / "reference" for number in (1, self.verifications))
-        return is_better and (code in _ONE_DEVICE_IS_WRONG or trains_alike(first, last))
+        if code not in _ONE_DEVICE_IS_WRONG and not trains_alike(first, last):
+            return "it changes what one device trains"
+        return None
 
     def _keep(self, candidate: _Candidate, verdict: Verdict) -> Fix:
         """Take an edit over into the files."""

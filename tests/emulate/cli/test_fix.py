@@ -64,7 +64,7 @@ def test_nothing_is_written_without_a_proof(program, monkeypatch):
     monkeypatch.setattr(loop, "trains_alike", lambda first, last: False)
     done = gpudist("train.py", "--write", "--patch", "fix.diff")
     assert done.exit_code == 1
-    assert "No edit for loss-scaling was proven (1 verified); its fix in words: divide" in done.output
+    assert "No edit for loss-scaling was proven (edit 1: it changes what one device trains)" in done.output
     assert [path.name for path in program.parent.iterdir()] == ["train.py"]
     assert program.read_bytes() == WRONG
 
