@@ -76,6 +76,11 @@ class FixReport:
         return self.after.exit_code
 
     @property
+    def changes_one_device(self) -> bool:
+        """Return whether one device trains in another way with the edits: it does with a seed that was missing."""
+        return any(one.code in _ONE_DEVICE_IS_WRONG for one in self.fixes)
+
+    @property
     def patch(self) -> str:
         """Return the diff of all edits together."""
         return "".join(unified_diff(file, edited.before, edited.after) for file, edited in self.files.items())
