@@ -88,6 +88,18 @@ def _divide_by_replicas(site: Site) -> Iterator[Proposal]:
         yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
 
 
+def _divide_the_whole_loss(site: Site) -> Iterator[Proposal]:
+    """Divide a loss of several terms by the number of replicas, where its last term is added."""
+    statement, source, names = site.statement, site.source, site.names
+    name = _target(statement)
+    if statement is None or name is None or names.tf is None or _DECREASED in site.fixes:
+        return
+    terms = [one for one in source.all(cst.SimpleStatementLine, source.function(statement)) if _added_to(one) == name]
+    if terms and source.stands_alone(terms[-1]):
+        words = "Divide the loss with all its terms by the number of replicas, as gradients are summed."
+        yield Proposal(words, (source.after(terms[-1], f"{name} = {name} / {names.replicas}"),))
+
+
 def _divide_once(site: Site) -> Iterator[Proposal]:
     """Remove a division by the number of replicas, or a mean over them."""
     statement, source = site.statement, site.source
@@ -275,7 +287,7 @@ EDITS: dict[str, tuple[Edit, ...]] = {
     "framework-limit": (_distribute,),
     "local-normalization": (_count_over_replicas, _distribute),
     "loss-report": (_sum_instead_of_mean, _report_the_whole, _distribute),
-    "loss-scaling": (_divide_by_replicas, _divide_once, _distribute),
+    "loss-scaling": (_divide_by_replicas, _divide_the_whole_loss, _divide_once, _distribute),
     "missing-all-reduce": (_sum_gradients,),
     "regularization-per-replica": (_scale_regularization,),
     "uneven-batch": (_divide_by_all_examples, _distribute),
@@ -294,6 +306,12 @@ def _target(statement: cst.SimpleStatementLine | None) -> str | None:
     """Return the one name that a statement assigns."""
     assign = None if statement is None else statement.body[0]
     target = assign.targets[0].target if isinstance(assign, cst.Assign) else None
+    return target.value if isinstance(target, cst.Name) else None
+
+
+def _added_to(statement: cst.SimpleStatementLine) -> str | None:
+    """Return the name that a statement adds to."""
+    target = statement.body[0].target if isinstance(statement.body[0], cst.AugAssign) else None
     return target.value if isinstance(target, cst.Name) else None
 
 

@@ -53,6 +53,12 @@ def test_a_mean_over_an_axis_is_left():
     assert len(edits("loss-scaling", HEAD + body)) == 1
 
 
+def test_a_loss_of_several_terms_is_divided_behind_the_last():
+    body = "def step(x):\n    loss = tf.reduce_mean(x)  # here\n    loss += penalty()\n    return loss\n"
+    *_, whole = edits("loss-scaling", HEAD + body)
+    assert whole.endswith("    loss += penalty()\n    loss = loss / strategy.num_replicas_in_sync\n    return loss\n")
+
+
 def test_a_loss_that_is_divided_twice_is_divided_once():
     body = "def step(x):\n    loss = mean(x) / strategy.num_replicas_in_sync  # here\n"
     edited = lines("loss-scaling", body, fixes=["If the gradients are too small"])

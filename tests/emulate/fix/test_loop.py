@@ -86,7 +86,7 @@ def test_an_edit_that_changes_what_one_device_trains_is_refused(program, monkeyp
     assert [one.code for one in report.fixes] == ["regularization-per-replica", "loss-report"]
     assert report.exit_code == 1
     [why] = report.not_fixed
-    assert why.startswith("No edit for loss-scaling was proven (edit 1: it changes what one device trains); its fix in words:")
+    assert why.startswith("No edit for loss-scaling was proven (edit 1: it changes what one device trains; edit 2:")
 
 
 def test_an_edit_that_brings_another_cause_is_refused(program, monkeypatch):
