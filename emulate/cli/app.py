@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import demo, launch, listings, plan, run, verify
+from emulate.cli import demo, fix, launch, listings, plan, run, verify
 from emulate.cli.command import OWN_FAULT, Command, ProgramCommand, complain, in_our_words, is_usage_error, write_failure
 from emulate.errors import GpudistError, Interrupted, Unavailable, UsageError, did_you_mean
 
@@ -73,6 +73,7 @@ app = typer.Typer(
     epilog="Example:\n\ngpudist verify train.py --topology 1x4 --topology 2x2",
 )
 app.command(cls=ProgramCommand, epilog=verify.EXAMPLES, no_args_is_help=True)(verify.verify)
+app.command(cls=ProgramCommand, epilog=fix.EXAMPLES, no_args_is_help=True)(fix.fix)
 app.command(cls=ProgramCommand, epilog=run.EXAMPLES, no_args_is_help=True)(run.run)
 app.command(cls=ProgramCommand, epilog=plan.EXAMPLES, no_args_is_help=True)(plan.plan)
 app.command(cls=ProgramCommand, epilog=launch.EXAMPLES, no_args_is_help=True)(launch.launch)

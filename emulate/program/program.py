@@ -28,6 +28,7 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.program import notebook, source
+from emulate.program.edited import install_edits, source_loader
 from emulate.program.notebook import cells_of
 from emulate.program.tracebacks import package_of, working_directory
 
@@ -50,6 +51,7 @@ class Program:
         cwd: The working directory it was found from.
         search_path: The rest of `sys.path`.
         notes: What of it is not run.
+        edits: Files of the program with the source that is loaded instead of theirs.
 
     Example:
         program = Program.find("train.py", ["--epochs", "2"])
@@ -68,6 +70,7 @@ class Program:
     cwd: Path = field(default_factory=Path.cwd)
     search_path: tuple[str, ...] = field(default_factory=lambda: tuple(map(os.path.abspath, sys.path)), repr=False)
     notes: tuple[str, ...] = ()
+    edits: tuple[tuple[Path, bytes], ...] = field(default=(), repr=False)
 
     @classmethod
     def find(cls, target: str | os.PathLike[str] | Callable[[], Any] | Program, args: Sequence[str] = ()) -> Program:
@@ -185,6 +188,7 @@ class Program:
             UsageError: When its function turns out not to be there.
         """
         atexit._clear()  # what the pre-loaded parent registered is its own affair, or would run once for every host
+        install_edits(self.edits, path)
         _set_arguments(self, path)
         try:
             return _STARTERS[self.kind](self, path)
@@ -335,8 +339,8 @@ def _set_arguments(program: Program, path: PathMap) -> None:
 def _run_script(program: Program, path: PathMap) -> None:
     assert program.file is not None
     file = path(program.file)
-    loader = importlib.machinery.SourceFileLoader("__main__", str(file))
-    code = loader.source_to_code(file.read_bytes(), str(program.file))
+    loader = source_loader("__main__", str(file))
+    code = loader.source_to_code(loader.get_data(str(file)), str(program.file))
     exec(code, _main_module(str(file), loader, None).__dict__)
 
 
@@ -396,7 +400,8 @@ def _call_function(program: Program, path: PathMap) -> Any:
 def _import_file(program: Program, path: PathMap) -> ModuleType:
     assert program.file is not None
     name = program.file.stem if program.file.stem not in sys.modules else f"{program.file.stem}_program"
-    spec = importlib.util.spec_from_file_location(name, path(program.file))
+    file = str(path(program.file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=source_loader(name, file))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

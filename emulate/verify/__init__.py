@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from emulate.verify.api import compare_traces, verify
+from emulate.verify.api import compare_traces, trains_alike, verify
 from emulate.verify.noise import FACTOR
 from emulate.verify.verdict import Difference, Farthest, Finding, Reference, Run, Samples, StepGraph, StepsRun, Verdict
 
@@ -24,6 +24,7 @@ __all__ = [
     "StepsRun",
     "Verdict",
     "compare_traces",
+    "trains_alike",
     "verify",
 ]
 

@@ -25,7 +25,7 @@ from emulate.verify.checks import NOT_SEEN, check_virtual, lack_of_memory, trace
 from emulate.verify.ends import steps_run
 from emulate.verify.judge import judge
 from emulate.verify.lab import Lab
-from emulate.verify.recorded import Recorded, RunPair
+from emulate.verify.recorded import Recorded, RunPair, does_the_same
 from emulate.verify.result import Outcome, RunResult, StartedRuns
 from emulate.verify.runner import Runner
 from emulate.verify.session import Session
@@ -287,6 +287,22 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
     steps = steps_run(second, first)
     run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed, steps_run=steps))
     return replace(run, reason=OF_REFERENCE) if of_reference and not failure else run
+
+
+def trains_alike(reference: Path, other: Path) -> bool:
+    """Return whether two recorded runs on one device train the same model, up to rounding.
+
+    Args:
+        reference: The folder of the first run.
+        other: The folder of the second.
+
+    Returns:
+        Whether data, initial weights, losses and updates agree in each step.
+
+    Raises:
+        UsageError: If a folder is not a trace or is damaged.
+    """
+    return does_the_same(_trace(reference), _trace(other))
 
 
 def _noise_beside(reference: Path) -> list[Path]:

@@ -1,0 +1,73 @@
+"""Write expressions with the names that a program itself uses: its alias of TensorFlow, its strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import libcst as cst
+
+from emulate.fix.source import Source, last_name
+
+_REPLICAS = "num_replicas_in_sync"
+
+
+@dataclass(frozen=True)
+class Names:
+    """Hold what a file calls the things that edits need.
+
+    Attributes:
+        tf: Its name of TensorFlow, None where it does not import it.
+        keras: Its name of Keras.
+        core: Its name of gpudist_core, None where it does not import it.
+        strategy: Its strategy, a name that all functions of the file see; None where it has none.
+    """
+
+    tf: str | None
+    keras: str | None
+    core: str | None
+    strategy: str | None
+
+    @classmethod
+    def of(cls, source: Source) -> Names:
+        """Return the names of a file."""
+        imports = dict(_imports(source))
+        tf = imports.get("tensorflow")
+        keras = imports.get("keras") or (f"{tf}.keras" if tf else None)
+        return cls(tf, keras, imports.get("gpudist_core"), _strategy(source))
+
+    @property
+    def replicas(self) -> str:
+        """Return the number of replicas, as an expression."""
+        return f"{self.strategy or f'{self.tf}.distribute.get_strategy()'}.{_REPLICAS}"
+
+    @property
+    def context(self) -> str:
+        """Return the replica's context, as an expression."""
+        return f"{self.tf}.distribute.get_replica_context()"
+
+    def all_reduced(self, value: str, how: str = "SUM") -> str:
+        """Return a value summed over the replicas, as an expression."""
+        return f"{self.context}.all_reduce({self.tf}.distribute.ReduceOp.{how}, {value})"
+
+
+def is_replicas(source: Source, node: cst.CSTNode) -> bool:
+    """Return whether an expression is the number of replicas: the attribute, or a name that was given it."""
+    if last_name(node) == _REPLICAS:
+        return True
+    given = [one for one in source.all(cst.Assign) if last_name(one.value) == _REPLICAS]
+    return any(last_name(target.target) == last_name(node) != "" for one in given for target in one.targets)
+
+
+def _imports(source: Source) -> list[tuple[str, str]]:
+    aliases = [name for statement in source.all(cst.Import) for name in statement.names]
+    named = [(source.code(alias.name), alias) for alias in aliases]
+    return [(module, source.code(alias.asname.name) if alias.asname else module) for module, alias in named]
+
+
+def _strategy(source: Source) -> str | None:
+    for assign in source.all(cst.Assign):
+        target = assign.targets[0].target
+        is_made = isinstance(assign.value, cst.Call) and last_name(assign.value.func).lower().endswith("strategy")
+        if is_made and isinstance(target, cst.Name) and isinstance(source.function(assign), cst.Module):
+            return target.value
+    return None

@@ -1,0 +1,88 @@
+"""Write edits down: as a unified diff, and into the files, complete or not at all."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from emulate.errors import UsageError
+
+_NO_NEWLINE = "\n\\ No newline at end of file\n"
+
+
+@dataclass(frozen=True)
+class Edited:
+    """Hold a file's content before and after edits."""
+
+    before: bytes
+    after: bytes
+
+
+def unified_diff(file: Path, before: bytes, after: bytes) -> str:
+    """Return the diff of a file, which `git apply` and `patch -p1` read in the working directory."""
+    here = Path.cwd()
+    name = (file.relative_to(here) if file.is_relative_to(here) else file).as_posix().lstrip("/")
+    old, new = (text.decode("utf-8", "surrogateescape").splitlines(keepends=True) for text in (before, after))
+    lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+    return "".join(line if line.endswith("\n") else line + _NO_NEWLINE for line in lines)
+
+
+def check_editable(file: Path) -> None:
+    """Find out before the work starts whether a file can be replaced.
+
+    Args:
+        file: The file, or a link to it.
+
+    Raises:
+        UsageError: When it cannot.
+    """
+    real = Path(os.path.realpath(file))
+    if not (os.access(real, os.W_OK) and os.access(real.parent, os.W_OK)):
+        raise UsageError(
+            f"--write needs a program that can be written, in a folder that can. Received: file={str(file)!r}. "
+            "Change its permissions, or use --patch FILE."
+        )
+
+
+def write_edits(files: Mapping[Path, Edited]) -> list[Path]:
+    """Put edits in place; each file is replaced at once, and a copy of it stays beside it.
+
+    Args:
+        files: What to write. A link stays one: the file behind it is replaced.
+
+    Returns:
+        The copies, `train.py.orig` say, in the order of the files.
+
+    Raises:
+        UsageError: When a file is not any more what it was when the edits were made. Then none is written.
+    """
+    for file, edited in files.items():
+        check_editable(file)
+        if file.read_bytes() != edited.before:
+            raise UsageError(
+                f"A file must not change while gpudist verifies it. Received: file={str(file)!r}, which did. "
+                "Nothing was written: run gpudist fix again."
+            )
+    return [_replace(Path(os.path.realpath(file)), edited.after) for file, edited in files.items()]
+
+
+def _replace(file: Path, content: bytes) -> Path:
+    backups = (file.with_name(f"{file.name}.orig{number or ''}") for number in count())
+    backup = next(path for path in backups if not path.exists())
+    shutil.copy2(file, backup)
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        shutil.copymode(file, name)
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return backup

@@ -1,0 +1,124 @@
+"""Which edits are kept, with verdicts that are made up from the text of the program."""
+
+import pytest
+
+pytest.importorskip("libcst")
+
+from emulate.errors import UsageError
+from emulate.fix import fix, loop
+from emulate.program import Program
+from emulate.verify import Finding, Reference, Run, Verdict
+from emulate.verify.verdict import Location
+
+WRONG = """\
+import tensorflow as tf
+
+strategy = tf.distribute.MirroredStrategy()
+
+
+def step(x, model, tape):
+    loss = tf.reduce_mean(x)
+    loss += tf.add_n(model.losses)
+    return strategy.reduce("MEAN", loss, axis=None)
+"""
+CODES = {
+    "loss-scaling": ("loss = tf.reduce_mean(x)", "num_replicas"),
+    "regularization-per-replica": ("tf.add_n", "scale_regularization_loss"),
+    "loss-report": ('"MEAN"', None),
+    "nan": ("no_edit_for_this", None),
+}
+"""The part of a line that has the cause, and the part that takes it away."""
+
+
+class Judge:
+    """Find the causes of `CODES` in the text that would run, and note how often it was asked."""
+
+    def __init__(self, monkeypatch, *, same_on_one_device=lambda text: True, more=lambda text: ()):
+        self.texts = []
+        self._more = more
+        monkeypatch.setattr(loop, "verify", self._verify)
+        monkeypatch.setattr(loop, "trains_alike", lambda first, last: same_on_one_device(self.texts[-1]))
+
+    def _verify(self, program, topology, *, traces):
+        text = dict(program.edits).get(program.file, program.file.read_bytes()).decode()
+        self.texts.append(text)
+        findings = [
+            Finding(code, "", "", f"fix of {code}", locations=(Location(str(program.file), number, line.strip()),))
+            for number, line in enumerate(text.splitlines(), 1)
+            for code, (wrong, right) in CODES.items()
+            if wrong in line and (right is None or right not in line)
+        ]
+        findings += [Finding(code, "", "", "") for code in self._more(text)]
+        run = Run("1x4", "divergent" if findings else "equivalent", causes=tuple(findings))
+        return Verdict(program.name, 0, "cpu", {}, Reference("ok", 20), (run,))
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text=WRONG):
+        (tmp_path / "train.py").write_text(text)
+        return Program.find("train.py")
+
+    return write
+
+
+def test_three_causes_are_fixed_one_after_the_other(program, monkeypatch):
+    judge = Judge(monkeypatch)
+    report = fix(program(), ["1x4"])
+    assert [one.code for one in report.fixes] == ["loss-scaling", "regularization-per-replica", "loss-report"]
+    assert (report.exit_code, all(one.proven for one in report.fixes), report.not_fixed) == (0, True, ())
+    assert report.verifications == len(judge.texts) == 4
+    assert report.patch.count("\n-    ") == report.patch.count("\n+    ") == 3
+    assert [one["verdict_after"] for one in report.to_json()["fixes"]] == ["divergent", "divergent", "equivalent"]
+
+
+def test_a_right_program_is_left_alone(program, monkeypatch):
+    judge = Judge(monkeypatch)
+    report = fix(program("import tensorflow as tf\n"), ["1x4"])
+    assert (report.exit_code, report.fixes, report.patch, len(judge.texts)) == (0, (), "", 1)
+
+
+def test_an_edit_that_changes_what_one_device_trains_is_refused(program, monkeypatch):
+    Judge(monkeypatch, same_on_one_device=lambda text: "loss = tf.reduce_mean(x) / " not in text)
+    report = fix(program(), ["1x4"])
+    assert [one.code for one in report.fixes] == ["regularization-per-replica", "loss-report"]
+    assert report.exit_code == 1
+    [why] = report.not_fixed
+    assert why.startswith("No edit for loss-scaling was proven (edit 1: it changes what one device trains; edit 2:")
+
+
+def test_an_edit_that_brings_another_cause_is_refused(program, monkeypatch):
+    Judge(monkeypatch, more=lambda text: ["nan"] if "scale_regularization_loss" in text else [])
+    report = fix(program(), ["1x4"])
+    assert "scale_regularization_loss" not in report.patch
+    assert "tf.add_n(model.losses) / strategy.num_replicas_in_sync" not in report.patch
+    assert any(
+        "(edit 1: divergent with nan; edit 2: divergent with regularization-per-replica)" in why for why in report.not_fixed
+    )
+
+
+def test_a_cause_without_an_edit_is_said_with_its_fix_in_words(program, monkeypatch):
+    Judge(monkeypatch)
+    report = fix(program("import tensorflow as tf\nno_edit_for_this()\n"), ["1x4"])
+    assert report.exit_code == 1
+    assert report.not_fixed == ("gpudist has no edit for nan yet; its fix in words: fix of nan",)
+
+
+def test_a_part_of_a_fix_is_not_called_proven(program, monkeypatch):
+    Judge(monkeypatch)
+    report = fix(program(WRONG + "\nno_edit_for_this()\n"), ["1x4"])
+    assert len(report.fixes) == 3
+    assert (report.exit_code, any(one.proven for one in report.fixes)) == (1, False)
+
+
+def test_a_form_can_be_chosen(program, monkeypatch):
+    judge = Judge(monkeypatch)
+    report = fix(program(), ["1x4"], form="core")
+    assert (report.fixes, len(judge.texts)) == ((), 1)
+
+
+def test_what_is_no_python_file_is_refused(program):
+    with pytest.raises(UsageError, match="gpudist fix edits Python files"):
+        fix(Program.find(lambda: None), ["1x4"])
