@@ -324,6 +324,9 @@ class Shares:
             factors: The numbers, by the names of the tensors.
             switches: Tensors that a switch replaces. A graph is made once for all sets of these: to make one costs ten times as
                 much as to evaluate it. Other tensors are cut out of a graph of their own.
+
+        Returns:
+            Of each share the losses, and the gradients by variable and by tensor.
         """
         mixing, cut = self.mixing, [name for name in factors if name not in switches]
         floats = [name for name in (*switches, *cut) if is_float(mixing.values[name])]
