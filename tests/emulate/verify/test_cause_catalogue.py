@@ -11,7 +11,12 @@ import pytest
 from emulate.errors import UsageError
 from emulate.report import Page
 from emulate.verify import causes
-from emulate.verify.causes.cause import GENERAL, TEXTS, parse_text, plain_text
+from emulate.verify.causes import catalogue
+from emulate.verify.causes import cause as cause_module
+from emulate.verify.causes.cause import GENERAL, TEXTS, Sign, parse_text, plain_text
+from emulate.verify.judge import judge
+from tests.emulate.verify.cases import Folder, case_of
+from tests.emulate.verify.simulation import Problem
 
 
 def test_every_cause_says_what_it_means_how_it_is_recognized_and_what_to_do() -> None:
@@ -23,6 +28,22 @@ def test_every_cause_says_what_it_means_how_it_is_recognized_and_what_to_do() ->
         assert cause.url == f"https://gpudist.readthedocs.io/en/latest/causes/{cause.code}.html"
         for text in (cause.text.title, cause.text.meaning, cause.text.evidence, cause.text.fixes[GENERAL]):
             assert len(text) > 10
+
+
+def test_a_cause_is_one_function_one_text_and_one_row_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CONTRIBUTING tells how to add one."""
+    text = "# Made up\n\nWhat it is.\n\n## How gpudist recognizes it\n\nBy a test.\n\n## How to fix it\n\nDelete the test.\n"
+    (tmp_path / "made-up.md").write_text(text)
+    monkeypatch.setattr(cause_module, "TEXTS", tmp_path)
+    made_up = causes.Cause("made-up", lambda case: Sign("It is seen.", "4 replicas") if case.num_replicas == 4 else None)
+    monkeypatch.setattr(catalogue, "_OF_THE_NUMBERS", (*catalogue._OF_THE_NUMBERS, made_up))
+    folder, problem = Folder(tmp_path / "traces"), Problem(steps=2)
+    noise = folder.noise(problem)
+    for replicas in (2, 4):
+        found = judge(case_of(folder.trained(problem), folder.trained(problem, replicas), noise)).causes
+        assert [(one.code, one.summary, one.evidence, one.fix) for one in found] == [
+            ("made-up", "It is seen.", "4 replicas", "Delete the test.")
+        ] * (replicas == 4)
 
 
 @pytest.mark.parametrize("cause", causes.all_causes(), ids=lambda cause: cause.code)
