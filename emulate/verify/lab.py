@@ -76,6 +76,8 @@ OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
 STARTS, EVALUATIONS = 6, 40
 """So many of both a topology may take before causes get no further run: nearly all programs are judged with half of that."""
+LEAST = 3
+"""So many starts causes get in any case: a right program in 16 bits with layers that normalize may have taken six before."""
 SUMMAND_ULPS = 2.0
 """Noise, in units in the last place, for values that each replica rounds to 16 bits with an error of half a unit."""
 
@@ -129,7 +131,7 @@ class Lab(Recorded):
         # Invariant: all of the topologies' runs know how many rows the program's functions draw, or none does.
         self._drawn: Mapping[str, int] = {}
         self._failed: dict[str, str] = {}
-        self._is_searching = False
+        self._is_searching, self._started_before = False, 0
         self._num_topologies = 1
         self.is_bounded = False
         self._joins: dict[tuple[Path, Path, str, int], Joins | None] = {}
@@ -152,6 +154,7 @@ class Lab(Recorded):
     def _searching(self) -> Iterator[None]:
         """Make runs for a cause in this block, which ends where these have cost enough already."""
         self._is_searching, before = True, self._is_searching
+        self._started_before = self._started_before or self.price.starts
         try:
             yield
         finally:
@@ -159,7 +162,8 @@ class Lab(Recorded):
 
     def _check_price(self) -> None:
         price, number = self.price, self._num_topologies
-        is_spent = price.starts >= number * STARTS or price.evaluations >= number * EVALUATIONS
+        most = max(number * STARTS, self._started_before + LEAST)
+        is_spent = price.starts >= most or price.evaluations >= number * EVALUATIONS
         if is_spent and self._is_searching and not self.settings.thorough:
             self.is_bounded = True
             raise _Spent

@@ -108,6 +108,18 @@ def test_causes_get_no_further_run_after_six_starts(folder: Folder) -> None:
     assert answered == 2 * 2  # what is known already is answered in any case
 
 
+def test_causes_get_some_starts_however_many_a_verdict_has_needed(folder: Folder) -> None:
+    def answer(label: str, topology: Topology, plan: ProbePlan) -> Trace:
+        return folder.trained(Problem(steps=3), topology.num_replicas)
+
+    runner, trace = FakeRunner(answer, evaluates=False), folder.trained(Problem(steps=3), 4)
+    lab, pair = lab_of(runner), RunPair(trace, trace, run=RunResult("1x4", Topology.parse("1x4"), trace))
+    for number in range(2, 2 + STARTS):
+        lab.run_topology(Topology(1, number))
+    assert len(runner.started) == STARTS
+    assert lab.compare_switched(pair, ["no-clipping"]) is not None
+
+
 def test_a_thorough_search_has_no_bound(folder: Folder) -> None:
     lab, runner, answered = asking(folder, SWITCHES, thorough=True)
     assert len(runner.started) > STARTS
