@@ -6,7 +6,8 @@ the forward pass alone is imported, up to what the tape takes gradients of, and 
 what was recorded is checked before anything is concluded from it (`joins.py`): a loss that depends on gradients does not.
 
 A mean is written as a sum divided by a number, each with a name of its own, since replicas may need one of them alone from the
-others.
+others. A variable that is read after the step has assigned it is written as what was assigned, so that examples which meet in it
+are seen to meet.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ class Forward:
 
 
 _WRITES = {"AssignVariableOp": "", "AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
-"""What a step assigns variables with, and what that makes of their value before."""
+"""Operations that assign a variable, with what makes the new value of the old one; nothing where it replaces that."""
 SIZES = ("Shape", "ShapeN", "Size")
 TOTAL, NUMBER = "/total", "/number"
 """Ends of the names of a mean's sum and of its divisor."""

@@ -16,9 +16,11 @@ the replica's own. So the question which cause a wrong gradient has is answered 
 4. *Is that all?* The topology's recorded gradient must be that of the shares as they are, times one number. Otherwise something
    else stands between replicas and one device, and there is no answer; neither is there one where the forward pass, derived
    again, does not give what was recorded.
+   What replicas assign to a variable may become one value: then also with their mean, or the first one's, in its place.
 
 What was tried and given up: to look for the gradients of tensors in the recorded backward pass, where not all are; a threshold
-for all variables, where the gradient of a bias before BatchNormalization is rounding alone.
+for all variables, where the gradient of a bias before BatchNormalization is rounding alone; a graph for each experiment, where
+to make it takes ten times as long as to evaluate it (a U-Net: 0.7 s and 0.1 s).
 """
 
 from __future__ import annotations

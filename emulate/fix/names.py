@@ -17,13 +17,11 @@ class Names:
 
     Attributes:
         tf: Its name of TensorFlow, None where it does not import it.
-        keras: Its name of Keras.
         core: Its name of gpudist_core, None where it does not import it.
         strategy: Its strategy, a name that all functions of the file see; None where it has none.
     """
 
     tf: str | None
-    keras: str | None
     core: str | None
     strategy: str | None
 
@@ -31,23 +29,16 @@ class Names:
     def of(cls, source: Source) -> Names:
         """Return the names of a file."""
         imports = dict(_imports(source))
-        tf = imports.get("tensorflow")
-        keras = imports.get("keras") or (f"{tf}.keras" if tf else None)
-        return cls(tf, keras, imports.get("gpudist_core"), _strategy(source))
+        return cls(imports.get("tensorflow"), imports.get("gpudist_core"), _strategy(source))
 
     @property
     def replicas(self) -> str:
         """Return the number of replicas, as an expression."""
         return f"{self.strategy or f'{self.tf}.distribute.get_strategy()'}.{_REPLICAS}"
 
-    @property
-    def context(self) -> str:
-        """Return the replica's context, as an expression."""
-        return f"{self.tf}.distribute.get_replica_context()"
-
     def all_reduced(self, value: str, how: str = "SUM") -> str:
         """Return a value summed over the replicas, as an expression."""
-        return f"{self.context}.all_reduce({self.tf}.distribute.ReduceOp.{how}, {value})"
+        return f"{self.tf}.distribute.get_replica_context().all_reduce({self.tf}.distribute.ReduceOp.{how}, {value})"
 
 
 def is_replicas(source: Source, node: cst.CSTNode) -> bool:

@@ -37,7 +37,7 @@ JUMP = 0.05
 SELDOM = 0.25
 """Largest fraction of a metric's values that may jump."""
 CLEAR = 1e3
-"""From so many times the floor of one noise run on others cannot explain a gradient: in right programs these spread by ten."""
+"""So many times the floor, a hundred times what counts as a difference, no further noise run explains a gradient."""
 
 
 def kink_onset(points: Sequence[Point]) -> int | None:
