@@ -6,8 +6,8 @@ the forward pass alone is imported, up to what the tape takes gradients of, and 
 what was recorded is checked before anything is concluded from it (`joins.py`): a loss that depends on gradients does not.
 
 A mean is written as a sum divided by a number, each with a name of its own, since replicas may need one of them alone from the
-others. A variable that is read after the step has assigned it is written as what was assigned, so that examples which meet in it
-are seen to meet.
+others. A variable that is read after the step has assigned it is written as what was assigned: so examples that meet in it are
+seen to meet.
 """
 
 from __future__ import annotations
