@@ -239,8 +239,9 @@ def _blank(comparison: Comparison, optimizer: str, step: int, views: Sequence[Gr
     # Gradients of pure rounding (the bias of an attention's keys) are off by any ratio.
     beyond_noise = [view for view in views if _ratio(view.residual, view, 1.0) > FACTOR] or views
     before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in beyond_noise)
-    rows = {tuple(sorted(local.rows or ())) for local in of_all.values()}  # equal ones give equal gradients
-    replicated = len(rows) > 1 and all(are_equal(view.locals) for view in views)
+    rows = {tuple(sorted(local.rows or ())) for local in of_all.values()}  # equal ones give equal gradients, summed or not
+    is_summed = len(rows) > 1 or all(local.taped for local in of_all.values())
+    replicated = is_summed and all(are_equal(view.locals) for view in views)
     return Fit(optimizer, step, before=before, replicated=replicated), _row_shares(of_all)
 
 

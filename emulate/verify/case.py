@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,9 +10,10 @@ from functools import cached_property
 from emulate.recorder import SYNCHRONIZED
 from emulate.told import Told, told
 from emulate.trace import Facts, Trace, Variable
-from emulate.verify.arithmetic import Explanation, Fit, explain
+from emulate.verify.arithmetic import ROUND, Explanation, Fit, explain
 from emulate.verify.compare import Comparison, Point, compare, explains_up_to
 from emulate.verify.compared_runs import complete
+from emulate.verify.gradients import aligned, norm, weights_before
 from emulate.verify.joins import Joins
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import is_in_order, ledgers
@@ -42,11 +44,17 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Hold the result; `checked` counts the steps in which at least two replicas could be compared."""
+    """Hold the result.
+
+    Attributes:
+        checked: In how many steps at least two replicas could be compared.
+        rounded: Variables on which replicas agree but for the rounding of sums.
+    """
 
     initial: Disagreement | None
     first: Disagreement | None
     checked: int
+    rounded: tuple[str, ...] = ()
 
 
 def agreement(trace: Trace) -> Agreement:
@@ -55,15 +63,39 @@ def agreement(trace: Trace) -> Agreement:
     start = _differing({f"host {host} replica {replica}": values for (host, replica), values in sorted(initial.items())})
     before = _disagreement(start, -1, None) if start else None
     disagreements: list[Disagreement] = []
-    checked = 0
+    checked, rounded = 0, set()
     for optimizer in trace.optimizers:
+        moved: dict[str, float] = defaultdict(float)
         for k, step in enumerate(complete(trace, optimizer)):
             checked += len(step) > 1
             apart = _differing({f"replica {replica}": local.weights for replica, local in sorted(step.items())})
-            if apart:
-                disagreements.append(_disagreement(apart, k, optimizer))
+            by_rounding = {tensor for tensor in apart if _is_rounding(trace, optimizer, k, tensor, moved)}
+            rounded |= by_rounding
+            if apart.keys() - by_rounding:
+                disagreements.append(_disagreement({t: g for t, g in apart.items() if t not in by_rounding}, k, optimizer))
                 break
-    return Agreement(before, min(disagreements, key=lambda d: d.step) if disagreements else None, checked)
+    first = min(disagreements, key=lambda d: d.step) if disagreements else None
+    return Agreement(before, first, checked, tuple(sorted(rounded)))
+
+
+def _is_rounding(trace: Trace, optimizer: str, k: int, tensor: str, moved: dict[str, float]) -> bool:
+    """Return whether replicas differ as far as sums of the same numbers in another order do.
+
+    Each replica adds up by itself the rows of a sparse gradient that name the same row of a table, and threads do so in any
+    order. `moved` has how far the steps moved each table.
+    """
+    step = complete(trace, optimizer)[k]
+    gradients = [local.gradients.get(tensor) for local in step.values()]
+    if not any(gradient is not None and gradient.rows is not None for gradient in gradients):
+        return False
+    copies = {local.weights[tensor].digest: local.weights[tensor].array for local in step.values()}
+    before = weights_before(trace, optimizer, k, tensor, min(step))
+    stored = [array for array in (before, *copies.values()) if array is not None]
+    if len(stored) <= len(copies):
+        return False
+    old, first, *others = aligned(stored)
+    moved[tensor] += norm(first - old)
+    return all(norm(other - first) <= ROUND * moved[tensor] for other in others)
 
 
 def _differing(values: Mapping[str, Mapping[str, Variable]]) -> dict[str, tuple[tuple[str, ...], ...]]:

@@ -170,7 +170,15 @@ def judge(
     not_compared = [text for text in base.not_compared if not (is_told and text.code == ONE_RUN.code)]
     not_compared += [*case.unreachable, *missing, *case.undecided.values()]
     not_compared += [*_other_rows(case), *_changed_after(case), *_kept_apart(case)]
-    notes = [*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *besides]
+    notes = [
+        *case.notes,
+        *base.notes,
+        *_unreported(case, verdict),
+        *_unchanged(case),
+        *_of_first(case),
+        *_rounded(case),
+        *besides,
+    ]
     decided_on = base if verdict == "equivalent" else case.comparison
     with_faults = case.recovery.lives.last.reason if case.recovery is not None and not case.recovery.has_ended else None
     return Judgement(
@@ -302,6 +310,18 @@ def _unchanged(case: Case) -> list[Told]:
                 by_tensor.setdefault(tensor, set()).add(variable.digest)
     is_seen = case.untouched.num_steps > 1 and bool(by_tensor) and "weight" in case.base.kinds()
     return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in by_tensor.values()) else []
+
+
+def _rounded(case: Case) -> list[Told]:
+    """Note variables of which the replicas have copies that differ by rounding."""
+    names = case.agreement.rounded
+    return [_ROUNDED.format(names_in_words(names))] if names else []
+
+
+_ROUNDED = told("copies-differ-by-rounding")(
+    "The replicas' copies of {} differ by rounding: each replica adds up the rows of a sparse gradient itself, and threads do so "
+    "in any order. tf.config.experimental.enable_op_determinism() keeps them equal"
+)
 
 
 def _of_first(case: Case) -> list[Told]:

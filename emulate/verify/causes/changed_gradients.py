@@ -91,8 +91,12 @@ def _scaled(gradient: Floats, size: float, limit: float) -> Floats:
 def _from_rerun(case: Case) -> Sign | None:
     """Check whether the difference is gone, or the rest is explained, with clipping switched off in both runs."""
     explanation = case.explain_gradients()
-    # Where a simpler model explains all, nothing is clipped: clipped gradients have any factor.
-    if explanation.fits and not (explanation.unexplained or explanation.weighted or _has_tiny_factor(case)):
+    # Where a simpler model explains all, nothing is clipped: a loss has one factor, and its gradients have it too. Clipped
+    # gradients have another one in each step, or one that their losses have not.
+    is_simple = explanation.fits and not (explanation.unexplained or explanation.weighted or _has_tiny_factor(case))
+    factors = [fit.scale for fit in explanation.scaled]
+    is_one = all(abs(factor / factors[0] - 1) <= ROUND for factor in factors)
+    if is_simple and is_one and not (factors and _have_one_loss(case)):
         return None
     again = case.switch("no-clipping")
     if again is None or not again.points:
@@ -120,6 +124,13 @@ def _from_rerun(case: Case) -> Sign | None:
         f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}",
         _fix_of_clipping(case),
     )
+
+
+def _have_one_loss(case: Case) -> bool:
+    """Return whether the replicas' losses add up to that of one device wherever gradients differ."""
+    steps = {point.step for point in case.base.exceeding if point.measure.key.kind == "gradient"}
+    losses = [point for point in case.base.objectives if point.step in steps]
+    return bool(losses) and not any(point.exceeds for point in losses)
 
 
 _UNCLIPPED = told("without-clipping")("gradients, weights and losses were compared with clipping switched off in both runs")

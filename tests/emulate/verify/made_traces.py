@@ -62,9 +62,14 @@ class Made:
         tape: bool = False,
         runs: int = 1,
         inputs: Sequence[Any] = (),
+        sparse: bool = False,
     ) -> None:
         writer = self.writer(host)
-        stored = {name: writer.array(np.asarray(value), share=self.share) for name, value in gradients.items()}
+        arrays = {name: np.asarray(value) for name, value in gradients.items()}
+        stored = {
+            name: writer.array(array, share=self.share, rows=np.arange(len(array)) if sparse else None)
+            for name, array in arrays.items()
+        }
         event: dict[str, Any] = {
             "event": "step",
             "optimizer": optimizer,

@@ -153,6 +153,28 @@ def test_replicas_that_drift_for_another_reason_disagree(folder: Folder) -> None
     assert found.first_divergence.error > 0.1
 
 
+@pytest.mark.parametrize(
+    ("sparse", "relative", "expected"),
+    [(True, 1e-5, []), (True, 1e-2, ["replicas-disagree"]), (False, 1e-5, ["replicas-disagree"])],
+)
+def test_copies_of_a_table_that_sums_of_its_rows_round_differently_do_not_disagree(
+    folder: Folder, sparse: bool, relative: float, expected: list[str]
+) -> None:
+    """TensorFlow adds up the rows of a sparse gradient in any order, on each replica for itself."""
+
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            moved = (weights_after(k) - (weights_after(k - 1) if k else 1)) * np.float32(relative if r == 1 else 0)
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(
+                k, {"w": LOCALS[k, r]}, {"w": weights_after(k) + moved}, replica=r, rows=rows, objective=0.25, sparse=sparse
+            )
+
+    found = judge(hand_made(folder, topology))
+    assert codes(found) == expected
+    assert any("The replicas' copies of w differ by rounding" in note for note in found.notes) == (not expected)
+
+
 @pytest.mark.parametrize(("assigned", "also"), [("w", []), ("other", ["loss-report"])], ids=["in the loss", "elsewhere"])
 def test_a_loss_of_weights_that_the_step_itself_assigns_is_their_consequence(
     folder: Folder, assigned: str, also: list[str]
