@@ -319,8 +319,8 @@ def _rounded(case: Case) -> list[Told]:
 
 
 _ROUNDED = told("copies-differ-by-rounding")(
-    "The replicas' copies of {} differ by rounding: each replica adds up the rows of a sparse gradient itself, and threads do so "
-    "in any order. tf.config.experimental.enable_op_determinism() keeps them equal"
+    "The replicas' copies of {} differ by rounding: each replica adds up the rows of a sparse gradient itself, and threads "
+    "do so in any order. tf.config.experimental.enable_op_determinism() keeps them equal"
 )
 
 
