@@ -37,7 +37,7 @@ def _search_loss(case: Case) -> Sign | None:
     others = _beside_the_loss(case)
     wrong = _wrong(case, lambda point: point.measure.key.kind == "loss" and point.measure.key.tensor not in others)
     if not wrong:
-        return None
+        return _of_another_training(case)
     name = wrong[0].measure.key.tensor
     m = wrong[0].measure
     evidence = (
@@ -59,15 +59,48 @@ def _search_loss(case: Case) -> Sign | None:
     return Sign(f"The reported loss ({name}) is not {right}: {what}.", evidence, fix, blame=blame)
 
 
+def _of_another_training(case: Case) -> Sign | None:
+    """Check whether a run that trains another loss than one device does not report that loss either."""
+    for name, points in _taken(case).items():
+        together = _factors_of_trained(case, [(point.step, point.measure.value or 0.0) for point in points], of=0)
+        alone = _factors_of_trained(case, [(point.step, point.measure.reference_value or 0.0) for point in points])
+        times = together[0] / alone[0] if alone and together else 1.0
+        what = _by_replicas(case, [times])
+        # What is trained with a wrong factor may be reported with the right one.
+        if what is None or not all(point.exceeds and _is_nearer(point, times) for point in points):
+            continue
+        case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
+        steps, places = len({point.step for point in points}), _reduced_in(_reports(case, points))
+        return Sign(
+            f"The reported loss ({name}) is not the loss that is minimized: {what}.",
+            f"{name} is {as_factor(times)} times the sum of the replicas' losses, of which the gradients are taken, in "
+            f"{steps} steps; on one device it is that loss{places}",
+        )
+    return None
+
+
+def _is_nearer(point: Point, times: float) -> bool:
+    """Return whether a report is nearer to that of one device if it is so many times smaller."""
+    ours, theirs = point.measure.value or 0.0, point.measure.reference_value or 0.0
+    return abs(ours / times - theirs) < abs(ours - theirs)
+
+
+def _taken(case: Case) -> dict[str, list[Point]]:
+    """Return the numbers that the program reduces in each step, by name."""
+    taken: dict[str, list[Point]] = {}
+    for point in case.base.points:
+        if point.measure.key.kind == "loss" and _TAKEN.search(point.measure.key.tensor):
+            taken.setdefault(point.measure.key.tensor, []).append(point)
+    return taken
+
+
 def _beside_the_loss(case: Case) -> set[str]:
     """Return the names of numbers that the program reduces in each step beside its loss: an accuracy, for example.
 
     What is always as many times what is trained is a loss too.
     """
-    values: dict[str, list[tuple[int, float]]] = {}
-    for point in case.base.points:
-        if point.measure.key.kind == "loss" and _TAKEN.search(point.measure.key.tensor):
-            values.setdefault(point.measure.key.tensor, []).append((point.step, point.measure.reference_value or 0.0))
+    taken = _taken(case).items()
+    values = {name: [(point.step, point.measure.reference_value or 0.0) for point in points] for name, points in taken}
     factors = {name: _factors_of_trained(case, series) for name, series in values.items()}
     trained = [name for name, its in factors.items() if any(abs(factor - 1) < ROUND for factor in its)]
     return {
@@ -78,11 +111,14 @@ def _beside_the_loss(case: Case) -> set[str]:
 _TAKEN = re.compile(r"/(reduce|local result)( \d+)?$")
 
 
-def _factors_of_trained(case: Case, values: Sequence[tuple[int, float]]) -> list[float]:
-    """Return, for each optimizer, the factor between the numbers of all steps and its objective, if there is one."""
+def _factors_of_trained(case: Case, values: Sequence[tuple[int, float]], of: int = 1) -> list[float]:
+    """Return, for each optimizer, the factor between the numbers of all steps and its objective, if there is one.
+
+    `of` is 0 for the run's own numbers and objectives, 1 for those of one device.
+    """
     factors = []
     for name in case.base.runs.optimizers:
-        objectives = [objective(reference) for _, reference in case.base.runs.pairs(name)]
+        objectives = [objective(pair[of]) for pair in case.base.runs.pairs(name)]
         ratios = [value / (objectives[step] or math.nan) for step, value in values if step < len(objectives)]
         if ratios and all(abs(ratio - ratios[0]) <= ROUND * abs(ratios[0]) for ratio in ratios):
             factors.append(ratios[0])
@@ -129,15 +165,23 @@ _OF_REPLICAS = "it is the mean of the replicas' numbers, even if they have diffe
 
 
 def _what(case: Case, wrong: Sequence[Point], reports: Sequence[Report]) -> str:
-    n, factors = case.num_replicas, [p.factor for p in wrong]
-    if all(abs(factor * n - 1) < 10 * ROUND for factor in factors):
-        return f"it is divided by the number of replicas ({n}) once too often, so it is {n}x too small"
-    if all(abs(factor / n - 1) < 10 * ROUND for factor in factors):
-        return f"it is the sum over the {n} replicas instead of their mean"
+    by_replicas = _by_replicas(case, [p.factor for p in wrong])
+    if by_replicas is not None:
+        return by_replicas
     replica = _one_replica(case, wrong)
     if replica is not None:
         return f"it is the loss of replica {replica} only"
     return _OF_REPLICAS if any(report.how == "mean" for report in reports) else _ANY
+
+
+def _by_replicas(case: Case, factors: Sequence[float]) -> str | None:
+    """Return what makes numbers too large or too small by the number of replicas; None where they are not."""
+    n = case.num_replicas
+    if all(abs(factor * n - 1) < 10 * ROUND for factor in factors):
+        return f"it is divided by the number of replicas ({n}) once too often, so it is {n}x too small"
+    if all(abs(factor / n - 1) < 10 * ROUND for factor in factors):
+        return f"it is the sum over the {n} replicas instead of their mean"
+    return None
 
 
 def _one_replica(case: Case, wrong: Sequence[Point]) -> int | None:
