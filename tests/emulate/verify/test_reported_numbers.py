@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from emulate.trace import Trace
@@ -12,7 +13,7 @@ from emulate.verify.compare import compare
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.recorded import NOISE_RUNS, RunPair
 from tests.emulate.verify.cases import FakeLab, Folder, case_of, codes, loop
-from tests.emulate.verify.hand_made import right_reference, right_topology
+from tests.emulate.verify.hand_made import LOCALS, ROWS, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made
 
 ALONE = (0.25, 0.375, 0.5)
@@ -148,3 +149,34 @@ def test_where_the_first_run_of_the_program_fails_the_others_measure_what_it_rep
     lab = _FirstFails([run("1x1", 0.5002), run("1x1", 0.4999)])
     assert lab.compare(RunPair(reference, topology), kinks=True).is_equivalent
     assert lab.numbers == [1, NOISE_RUNS]
+
+
+@pytest.mark.parametrize(
+    ("share", "reported", "expected"),
+    [
+        (0.25, 1.0, ["local-normalization"]),
+        (0.25, 0.25, ["local-normalization", "loss-report"]),
+        (1.0, 0.25, ["local-normalization"]),
+    ],
+    ids=["what is trained", "a quarter of it", "what one device has"],
+)
+def test_a_run_that_trains_another_loss_is_told_of_a_report_only_if_that_is_farther_off(
+    folder: Folder, share: float, reported: float, expected: list[str]
+) -> None:
+    """Each replica divides its loss by its own count; `reported` is a part of the sum of the replicas' losses."""
+    weights = np.array([0.5, 1.5, 0.75, 1.25], "f4")
+
+    def alone(made: Made, k: int) -> None:
+        right_reference(made, k)
+        made.report("loss", "train/reduce", k, 1.0, made=k + 1)
+
+    def four(made: Made, k: int) -> None:
+        off = [0.02 * (k + 1), 0.05, 0.03, 0.01]
+        for r in range(4):
+            gradient = LOCALS[k, r] / weights[r] * np.float32(4 * share)
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": gradient}, {"w": weights_after(k)}, replica=r, rows=rows, objective=share * (1 + off[r]))
+        made.report("loss", "train/reduce", k, reported * share * (4 + sum(off)), made=k + 1)
+
+    found = judge(case_of(loop(folder.made(), alone), loop(folder.made("1x4"), four)))
+    assert codes(found) == expected
