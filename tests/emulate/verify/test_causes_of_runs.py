@@ -53,6 +53,28 @@ def test_a_model_of_one_number_whose_gradient_is_replicas_times_too_large_is_los
     assert f"{topology[2:]}x too large" in found.causes[0].summary
 
 
+@pytest.mark.parametrize(("objective", "expected"), [(0.5, ["clip-before-reduce"]), (1.0, ["loss-scaling"])])
+def test_a_factor_that_the_loss_has_not_is_of_clipping_where_the_program_clips(
+    folder: Folder, objective: float, expected: list[str]
+) -> None:
+    def trained(shape: str, factor: float) -> Trace:
+        made, replicas = folder.made(shape), int(shape[2:])
+        made.event({"event": "program", "clipped_by": ["clip_by_global_norm"]})
+
+        def step(made: Made, k: int) -> None:
+            for r in range(replicas):
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                own = np.linspace(0.5, 1.5, 128, dtype="f4") * np.float32(factor * (1 + 0.1 * (r - (replicas - 1) / 2)))
+                after = {"w": np.full(128, 1.0 - 0.1 * (k + 1), "f4")}
+                made.step(k, {"w": own}, after, replica=r, rows=rows, objective=1.0 if replicas == 1 else objective)
+
+        return loop(made, step)
+
+    again = Rerun(trained("1x1", 1.0), trained("1x2", 0.5))
+    found = judge(case_of(trained("1x1", 1.0), trained("1x2", 1.0), rerun=lambda *asked: again))
+    assert codes(found) == expected
+
+
 def test_equal_gradients_of_equal_rows_are_not_taken_for_sums(folder: Folder) -> None:
     def trained(shape: str) -> Trace:
         def step(made: Made, k: int) -> None:
