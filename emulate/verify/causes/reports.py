@@ -64,7 +64,8 @@ def _of_another_training(case: Case) -> Sign | None:
     for name, points in _taken(case).items():
         together = _factors_of_trained(case, [(point.step, point.measure.value or 0.0) for point in points], of=0)
         alone = _factors_of_trained(case, [(point.step, point.measure.reference_value or 0.0) for point in points])
-        times = together[0] / alone[0] if alone and together else 1.0
+        is_loss = any(abs(factor - 1) < ROUND for factor in alone)
+        times = together[0] if is_loss and together else 1.0
         what = _by_replicas(case, [times])
         # What is trained with a wrong factor may be reported with the right one.
         if what is None or not all(point.exceeds and _is_nearer(point, times) for point in points):
