@@ -157,7 +157,7 @@ class RecordQueue:
         # On the CPU, where the record is: on a machine with GPUs it would go through the memory of the first.
         with graph_functions.device("CPU:0"):
             values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
-        arrays = [(key, np.asarray(value.numpy())) for key, value in zip(site.keys, values, strict=True)]
+        arrays = [(key, _in_place(value)) for key, value in zip(site.keys, values, strict=True)]
         del values, packed
         self._handle(Record(site.kind, site.about, arrays))
         del arrays
@@ -239,6 +239,14 @@ class RecordQueue:
             packed = upstream.pack([tf.zeros([], tf.int32)])
             self._queue.enqueue([tf.constant(-1, tf.int64), packed])
         self._thread.join()
+
+
+def _in_place(tensor: Any) -> NDArray[Any]:
+    """Return the numbers of a tensor, without a copy where NumPy knows the dtype."""
+    try:
+        return np.asarray(memoryview(tensor))
+    except ValueError:  # bfloat16
+        return np.asarray(tensor.numpy())
 
 
 def _num_bytes(tensor: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import threading
 from collections.abc import Mapping
@@ -62,9 +61,11 @@ class TraceWriter:
             at = self._end
             self._end += self._arrays.write(kept.data if kept.size else b"")
             self._budget -= 0 if whole else kept.nbytes
-        entry: dict[str, Any] = {"at": at, "dtype": contents.dtype.str, "shape": list(contents.shape), "norm": _norm(flat)}
+        entry: dict[str, Any] = {"at": at, "dtype": contents.dtype.str, "shape": list(contents.shape)}
         if stride > 1:
             entry["stride"] = stride
+        if not _is_finite(flat):
+            entry["finite"] = False
         if rows is not None:
             entry["rows"] = self.array(rows, whole=True)
         return entry
@@ -96,12 +97,17 @@ class TraceWriter:
         self._arrays.close()
 
 
-def _norm(flat: Array) -> float | None:
-    if flat.dtype.kind not in "fiu" or not flat.size:
-        return 0.0
-    # Not np.dot: BLAS shares it out to threads, and each call would wait for a processor that another run is using.
-    norm = float(np.sqrt(np.einsum("i,i->", flat, flat, dtype=np.float64)))
-    return norm if math.isfinite(norm) else None
+_AT_ONCE = 1 << 12
+"""Elements that are added up at a time: in pieces of this size a sum takes a tenth of the time that `np.isfinite` does."""
+
+
+def _is_finite(flat: Array) -> bool:
+    if flat.dtype.kind not in "fc":
+        return True
+    pieces = flat[: flat.size // _AT_ONCE * _AT_ONCE].reshape(-1, _AT_ONCE)
+    # A sum is not finite where an element is not. Where it has only become too large, the elements are looked at.
+    sums = np.einsum("ij,ij->i", pieces, pieces)
+    return bool(np.isfinite(sums).all() and np.isfinite(flat[pieces.size :]).all()) or bool(np.isfinite(flat).all())
 
 
 _ABOUT = {"program": str, "seed": int, "precision": str, "device": str, "versions": dict}

@@ -13,11 +13,11 @@ A trace is a folder:
 
 A host that is killed leaves every line written until then; a last line without its end is not read.
 
-An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4], "norm": 1.5}`. Where the budget did not allow all
-of it, `"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. `norm` is the L2 norm of the
-whole array. A sparse gradient has `"rows"` (an array of row numbers, unique and sorted) beside the values of those rows. A
-slice of a table (`Shard`) is written like it, the split axis first, and has `"slice": {"of": number of slices, "every": k}`:
-every k-th row of the table is kept. Where all slices are there they are read as one table.
+An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4]}`. Where the budget did not allow all of it,
+`"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. Where any of its elements is NaN or
+infinite, it has `"finite": false`. A sparse gradient has `"rows"` (an array of row numbers, unique and sorted) beside the
+values of those rows. A slice of a table (`Shard`) is written like it, the split axis first, and has `"slice": {"of": number of
+slices, "every": k}`: every k-th row of the table is kept. Where all slices are there they are read as one table.
 
 Events (every one has `event`):
 
@@ -85,7 +85,7 @@ class StoredArray:
 
     Attributes:
         shape: The shape of the whole array.
-        norm: The L2 norm of the whole array, NaN where an element is not finite.
+        is_finite: Whether all of its elements are, those that were not kept too.
         stride: 1 where all elements were kept, else every stride-th of the flattened array.
         rows: For a sparse gradient the numbers of the rows that are not zero, else None.
         slices: Of how many slices of a table this is one, 0 for a whole array.
@@ -97,11 +97,11 @@ class StoredArray:
     at: int
     dtype: str
     shape: tuple[int, ...]
-    norm: float
     stride: int = 1
     rows: StoredArray | None = None
     slices: int = 0
     every: int = 1
+    is_finite: bool = True
     parts: tuple[StoredArray, ...] = ()
 
     @property
@@ -408,17 +408,16 @@ class Trace:
 
     def array(self, host: int, entry: Mapping[str, Any]) -> StoredArray:
         """Return the array that an event of a host refers to."""
-        norm = entry["norm"]
         return StoredArray(
             path=self._arrays_of(host),
             at=entry["at"],
             dtype=entry["dtype"],
             shape=tuple(entry["shape"]),
-            norm=math.nan if norm is None else norm,
             stride=entry.get("stride", 1),
             rows=self._array(host, entry.get("rows")),
             slices=entry.get("slice", {}).get("of", 0),
             every=entry.get("slice", {}).get("every", 1),
+            is_finite=entry.get("finite", True),
         )
 
 
@@ -594,8 +593,8 @@ def assembled(parts: Sequence[StoredArray]) -> StoredArray | None:
     """Return the table that its slices make up; None if one is missing."""
     if not parts or len(parts) != parts[0].slices:
         return None
-    norm = math.sqrt(sum(part.norm**2 for part in parts))
-    return replace(parts[0], norm=norm, rows=None, slices=0, parts=tuple(parts))
+    is_finite = all(part.is_finite for part in parts)
+    return replace(parts[0], rows=None, slices=0, is_finite=is_finite, parts=tuple(parts))
 
 
 def _is_slice(array: StoredArray | None) -> bool:

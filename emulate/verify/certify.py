@@ -113,7 +113,7 @@ class _Certifying:
         arrays = [array for step in self._steps for local in step.values() for array in local.gradients.values()]
         if any(array.slices or array.parts for array in arrays):
             raise NotCertified("each replica holds another slice of a sharded table")
-        if any(not math.isfinite(array.norm) for array in arrays):
+        if not all(array.is_finite for array in arrays):
             raise NotCertified(f"a gradient of the first {len(self._steps)} steps is not finite")
         if any(list(local.gradients) != self._names for step in self._steps for local in step.values()):
             raise NotCertified("not every replica has a gradient of every variable in every step")

@@ -365,9 +365,7 @@ def _whose_is_lost(case: Case, point: Point) -> tuple[list[int], list[int] | Non
         if point.step >= len(steps):
             continue
         step = steps[point.step]
-        whose = sorted(
-            {r for t in step[min(step)].gradients for r, a in gradients_of(step, t).items() if not np.isfinite(a.norm)}
-        )
+        whose = sorted({r for t in step[min(step)].gradients for r, a in gradients_of(step, t).items() if not a.is_finite})
         counts = [local.rows for _, local in sorted(step.items())]
         return whose, [len(rows) for rows in counts if rows is not None] if None not in counts else None
     return [], None

@@ -160,7 +160,6 @@ def test_beyond_the_budget_elements_are_sampled_and_examples_stay_whole(recorded
     assert all(step[0].inputs[0].is_complete for step in trace.steps("tape"))
     assert kept[1].shape == (100, 100)
     assert kept[1].read().shape == (1000,)
-    assert abs(kept[1].norm - 2000.0) < 1e-2
 
 
 def test_a_function_compiled_by_xla_is_seen_and_said(run: Any) -> None:

@@ -35,7 +35,19 @@ def test_an_array_is_read_back_as_it_was_written(tmp_path_factory: pytest.TempPa
     writer.close()
     stored = Trace(tmp).steps("o")[0][0].gradients["w"]
     np.testing.assert_array_equal(stored.read(), array)
-    assert stored.norm == pytest.approx(float(np.linalg.norm(array.astype(np.float64))))
+    assert stored.is_finite == bool(np.isfinite(array).all())
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize(("size", "at"), [(3, 1), (5000, 1), (5000, 4999)])
+def test_it_is_known_of_an_array_whether_all_of_its_elements_are_finite(tmp_path: Path, dtype: str, size: int, at: int) -> None:
+    writer = TraceWriter(tmp_path / "host-0", budget=0)
+    array = np.full(size, np.finfo(dtype).max)
+    assert "finite" not in writer.array(array)  # although the sum of their squares is not
+    for value in (np.nan, np.inf, -np.inf):
+        array[at] = value
+        assert writer.array(array)["finite"] is False
+    writer.close()
 
 
 def test_a_line_without_its_end_is_not_read(tmp_path: Path) -> None:

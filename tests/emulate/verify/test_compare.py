@@ -183,8 +183,8 @@ def sparse(folder: Path, name: str, rows: list[tuple[int, float]]) -> StoredArra
     numbers, values = np.array([number for number, _ in rows]), np.array([[value, -value] for _, value in rows], "f4")
     path = folder / name
     path.write_bytes(numbers.tobytes() + values.tobytes())
-    known = StoredArray(path, 0, str(numbers.dtype), numbers.shape, 1.0)
-    return StoredArray(path, numbers.nbytes, "<f4", (7, 2), 1.0, rows=known)
+    known = StoredArray(path, 0, str(numbers.dtype), numbers.shape)
+    return StoredArray(path, numbers.nbytes, "<f4", (7, 2), rows=known)
 
 
 @given(one=tables, other=tables)
