@@ -77,6 +77,9 @@ scorecard: $(STAMP)  ## judge the corpus; fails where it is worse than the store
 evidence: $(STAMP)  ## keep all runs of the corpus, to try a judge on them: python -m benchmarks.evidence judge. ARGS="--only WORD", "--jobs N"
 	$(BIN)/python -m benchmarks.evidence record $(ARGS)
 
+baselines: $(STAMP)  ## run the collection with plain TensorFlow, and judge it as people do without gpudist; writes docs/baselines.md
+	$(BIN)/python -m benchmarks.baselines $(ARGS)
+
 everyday: $(STAMP)  ## draw 400 ordinary right programs and judge them; fails where one is accused. ARGS="--seed N", "--bugs", "--shrink MINUTES"
 	$(BIN)/python -m benchmarks.everyday $(ARGS)
 
