@@ -10,7 +10,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard evidence everyday sensitivity fuzz features findings surprises plan-accuracy clean
+.PHONY: help setup baselines demo test slow check docs outputs dist bench compat scorecard evidence everyday sensitivity fuzz features findings surprises plan-accuracy clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
