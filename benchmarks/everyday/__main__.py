@@ -20,8 +20,9 @@ from typing import Any
 from benchmarks.everyday.choices import Program, draw, simpler
 from benchmarks.everyday.text import text
 from benchmarks.scorecard.cells import KEPT, SIDE_BY_SIDE, Job, Result, judge_all
-from benchmarks.scorecard.corpus import Answer, Entry, marked_lines
+from benchmarks.scorecard.corpus import Answer, Entry
 from benchmarks.scorecard.table import figures
+from fixtures.corpus.index import marked_lines
 
 FOLDER = KEPT / "everyday"
 STORED = Path(__file__).resolve().parent / "stored.json"

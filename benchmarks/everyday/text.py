@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.everyday.choices import GLOBAL_BATCH, REMAINDER, STEPS, Program
-from benchmarks.scorecard.corpus import MARK
+from fixtures.corpus.index import MARK
 
 _INDENT = "    "
 

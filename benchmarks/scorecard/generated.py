@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from benchmarks.scorecard.cells import KEPT
-from benchmarks.scorecard.corpus import MARK, Answer, Entry, marked_lines
+from benchmarks.scorecard.corpus import Answer, Entry
+from fixtures.corpus.index import MARK, marked_lines
 
 DRAWN = Path(__file__).resolve().parent / "drawn.json"
 DRAWS = 100

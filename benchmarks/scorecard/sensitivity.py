@@ -14,7 +14,8 @@ from typing import Any
 import matplotlib as mpl
 
 from benchmarks.scorecard.cells import ROOT, Job, verify
-from benchmarks.scorecard.corpus import FOLDER, Answer, Entry
+from benchmarks.scorecard.corpus import Answer, Entry
+from fixtures.corpus.index import FOLDER
 
 PLACES = ("element", "example", "replica", "step")
 TIMES = (1, 3, 10, 30, 100, 1000)

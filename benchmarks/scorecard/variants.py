@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.scorecard.cells import Job
-from benchmarks.scorecard.corpus import FOLDER, Answer, Entry, read
+from benchmarks.scorecard.corpus import Answer, Entry, read
+from fixtures.corpus.index import FOLDER
 
 SAMPLE = (
     "right_mlp_loop",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import emulate
-from benchmarks.scorecard.corpus import FOLDER, read
+from benchmarks.scorecard.corpus import read
 from emulate.cluster import Preload
+from fixtures.corpus.index import FOLDER
 from tests.few import few
 
 PROGRAMS = {

@@ -12,10 +12,11 @@ import emulate
 from benchmarks.scorecard import cells, table
 from benchmarks.scorecard.__main__ import jobs
 from benchmarks.scorecard.cells import Job, Result, assess, judge_all
-from benchmarks.scorecard.corpus import Answer, Entry, corpus, marked_lines, read
+from benchmarks.scorecard.corpus import Answer, Entry, corpus, read
 from benchmarks.scorecard.generated import LOOP_BUGS, Spec, drawn
 from emulate.cluster import Preload
 from emulate.report import render
+from fixtures.corpus.index import marked_lines
 
 SAMPLE = (
     "right_mlp_loop 2x2",

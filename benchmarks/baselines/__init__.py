@@ -1,0 +1,1 @@
+"""What people do instead of gpudist, on the programs of fixtures/corpus."""
