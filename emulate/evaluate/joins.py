@@ -531,7 +531,7 @@ class _Experiments:
         others = [name for name in every if name not in mixing.places]  # places in the whole batch are none in a share
         one, theirs = _Way(1.0, 0.0), self._topologys
         way, start = one, others if self._is_enough(others, one) else every
-        minimal = needed(start, lambda some: self._is_enough(some, one))
+        minimal = self._without_pairs(needed(start, lambda some: self._is_enough(some, one)))
         if theirs != one:  # what the program itself makes of the shares' losses may be right, and fewer tensors be needed
             fewer = [[m for m in minimal if not node_of(m).endswith(NUMBER)]]
             fewer += [minimal, *([m for m in minimal if m != name] for name in minimal)]
@@ -556,6 +556,17 @@ class _Experiments:
             "mixing": len(mixing.found),
             "evaluations": shares.evaluations,
         }
+
+    def _without_pairs(self, minimal: list[str]) -> list[str]:
+        """Leave out numbers of which one makes up for the other: an average of a share, divided by the number of replicas."""
+        nodes = self._shares.mixing.local.nodes
+        for name in [name for name in minimal if nodes[node_of(name)].op == "Const"]:
+            for other in [other for other in minimal if node_of(other).endswith(NUMBER)] if name in minimal else []:
+                rest = [member for member in minimal if member not in (name, other)]
+                if self._is_enough(rest, _Way(1.0, 0.0)):
+                    minimal = rest
+                    break
+        return minimal
 
     def _mixing_behind(self, name: str) -> list[str]:
         """Return where rows meet that are only given another shape here; else the tensor itself."""

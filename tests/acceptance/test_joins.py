@@ -57,6 +57,12 @@ OVERLAP = """
         either = {whole}tf.reduce_sum(y + guess){end}
         loss = (1 - 2 * both / either) / strategy.num_replicas_in_sync
 """
+AGAINST = """
+        guess = model(x, training=True)
+        scores = tf.matmul(guess, {whole}guess{end}, transpose_b=True)
+        losses = tf.reduce_logsumexp(scores, axis=1) - tf.reduce_sum(guess * guess, axis=1)
+        loss = tf.reduce_mean(losses) / strategy.num_replicas_in_sync
+"""
 AVERAGED = """
         squares = {whole}tf.reduce_sum(x**2, axis=0){end}
         averaged.assign(0.9 * averaged + 0.1 * tf.sqrt(squares))
@@ -76,6 +82,7 @@ CASES = {
     "a count plus one": (PLUS_ONE, SUMMED, "local-normalization", "counts"),
     "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
     "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
+    "a mean of rows against rows, divided by the replicas": (AGAINST, GATHERED, "in-batch-negatives", "scores"),
     "a variable that averages what replicas assign": (AVERAGED, SUMMED, "variable-aggregation", "squares"),
     "a variable of each replica": (OWN, SUMMED, "variable-aggregation", "size"),
 }
