@@ -6,58 +6,28 @@ and likelier edit first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
-from emulate.fix.names import Names, is_replicas
+from emulate.fix.names import is_replicas
+from emulate.fix.proposal import CORE, Edit, Proposal, Site
 from emulate.fix.source import Change, Source, argument, calls_of, last_name
+from emulate.fix.whole_batch import (
+    aggregate_otherwise,
+    gather,
+    gather_pairs,
+    keep_rows,
+    reduce_all,
+    shard,
+    shard_once,
+    use_all_devices,
+    use_value_of_one_device,
+)
 
-PLAIN, CORE = "plain", "core"
 _MEANS = ("reduce_mean", "mean", "compute_average_loss")
 _SUMS = ("reduce_sum", "sum", "count_nonzero")
 _DECREASED = "If the gradients are too small"
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Describe an edit of one file.
-
-    Attributes:
-        words: What it does, in the imperative.
-        changes: What stands elsewhere in the file's text.
-        form: `plain` for TensorFlow and Keras alone, `core` where it uses gpudist_core.
-    """
-
-    words: str
-    changes: tuple[Change, ...]
-    form: str = PLAIN
-
-
-@dataclass(frozen=True)
-class Site:
-    """Describe where an edit is wanted.
-
-    Attributes:
-        source: The file.
-        names: What it calls things.
-        line: The line of the finding.
-        fixes: The headings of the finding's fixes.
-    """
-
-    source: Source
-    names: Names
-    line: int
-    fixes: Sequence[str] = ()
-
-    @property
-    def statement(self) -> cst.SimpleStatementLine | None:
-        """Return the statement of the line."""
-        return self.source.statement(self.line)
-
-
-Edit = Callable[[Site], Iterator[Proposal]]
 
 
 def propose(code: str, site: Site) -> Iterator[Proposal]:
@@ -179,17 +149,14 @@ def _clip_the_sum(site: Site) -> Iterator[Proposal]:
 
 
 def _sum_gradients(site: Site) -> Iterator[Proposal]:
-    """Sum the gradients over the replicas right after the tape gives them."""
+    """Sum the gradients over the replicas where the tape gives them."""
     statement, source, names = site.statement, site.source, site.names
     if statement is None or names.tf is None:
         return
     for taken in calls_of(source, ("gradient",), source.function(statement)):
-        line = source.statement(source.first_line(taken))
-        target = _target(line) if line is not None and source.stands_alone(line) else None
-        if line is not None and target is not None:
-            for how in ("SUM", "MEAN"):
-                words = "Sum the gradients over the replicas." if how == "SUM" else "Average the gradients over the replicas."
-                yield Proposal(words, (source.after(line, f"{target} = {names.all_reduced(target, how)}"),))
+        for how, words in (("SUM", "Sum"), ("MEAN", "Average")):
+            summed = names.all_reduced(source.code(taken), how)
+            yield Proposal(f"{words} the gradients over the replicas.", (source.replace(taken, summed),))
 
 
 def _sum_once(site: Site) -> Iterator[Proposal]:
@@ -281,18 +248,29 @@ def _distribute(site: Site) -> Iterator[Proposal]:
 
 
 EDITS: dict[str, tuple[Edit, ...]] = {
+    "accumulation": (aggregate_otherwise,),
     "batchnorm-local-statistics": (_synchronize,),
     "clip-before-reduce": (_clip_the_sum, _distribute),
+    "depends-on-replicas": (use_value_of_one_device, reduce_all),
     "double-all-reduce": (_sum_once, _divide_once),
+    "empty-shard": (_divide_by_all_examples,),
     "framework-limit": (_distribute,),
+    "in-batch-negatives": (gather_pairs, gather),
+    "initial-weights": (use_value_of_one_device,),
     "local-normalization": (_count_over_replicas, _distribute),
-    "loss-report": (_sum_instead_of_mean, _report_the_whole, _distribute),
+    "loss-report": (reduce_all, _sum_instead_of_mean, _report_the_whole, _distribute),
     "loss-scaling": (_divide_by_replicas, _divide_the_whole_loss, _divide_once, _distribute),
-    "missing-all-reduce": (_sum_gradients,),
+    "missing-all-reduce": (_sum_gradients, reduce_all),
     "regularization-per-replica": (_scale_regularization,),
-    "uneven-batch": (_divide_by_all_examples, _distribute),
+    "replicas-missing": (use_all_devices,),
+    "samples-missing": (shard_once, use_value_of_one_device),
+    "samples-repeated": (use_value_of_one_device, shard),
+    "sparse-gradient": (keep_rows,),
+    "uneven-batch": (_divide_by_all_examples, _count_over_replicas, _distribute),
     "unseeded-hosts": (_seed,),
     "unseeded-randomness": (_seed,),
+    "update-scaling": (use_value_of_one_device,),
+    "variable-aggregation": (aggregate_otherwise,),
 }
 """The edits of each cause."""
 
@@ -334,12 +312,14 @@ def _without_divisor(source: Source, division: cst.BinaryOperation) -> Change:
 
 
 def _divisors(source: Source, statement: cst.SimpleStatementLine) -> list[cst.Call]:
-    """Return the sums in a statement that something is divided by; of a statement that only assigns one, that."""
+    """Return the sums in a statement that something is divided by; else its sums, else what it assigns."""
     divided = [one.right for one in source.all(cst.BinaryOperation, statement) if isinstance(one.operator, cst.Divide)]
     by_call = calls_of(source, ("divide_no_nan", "divide", "truediv"), statement)
     divided += [given.value for call in by_call if (given := argument(call, 1, "y")) is not None]
     sums = [call for right in divided for call in calls_of(source, _SUMS, right)]
-    return list(dict.fromkeys(sums)) or calls_of(source, _SUMS, statement)
+    value = _assigned(statement)
+    whole = [value] if isinstance(value, cst.Call) else []
+    return list(dict.fromkeys(sums)) or calls_of(source, _SUMS, statement) or whole
 
 
 def _uses(source: Source, statement: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:

@@ -40,6 +40,10 @@ class Names:
         """Return a value summed over the replicas, as an expression."""
         return f"{self.tf}.distribute.get_replica_context().all_reduce({self.tf}.distribute.ReduceOp.{how}, {value})"
 
+    def gathered(self, value: str) -> str:
+        """Return the rows of a value of all replicas, as an expression."""
+        return f"{self.tf}.distribute.get_replica_context().all_gather({value}, axis=0)"
+
 
 def is_replicas(source: Source, node: cst.CSTNode) -> bool:
     """Return whether an expression is the number of replicas: the attribute, or a name that was given it."""

@@ -96,6 +96,11 @@ class Source:
             node = self._parents[node]
         return node
 
+    def holds(self, outer: CSTNode, inner: CSTNode) -> bool:
+        """Return whether the text of a node has that of another one in it."""
+        (start, end), (first, last) = self.span(outer), self.span(inner)
+        return start <= first and last <= end
+
     def parent(self, node: CSTNode) -> CSTNode | None:
         """Return what holds a node."""
         return self._parents.get(node)
