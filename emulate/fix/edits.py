@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
-from emulate.fix.names import is_replicas
-from emulate.fix.proposal import CORE, Edit, Proposal, Site
+from emulate.fix.names import Names, value_on_one_device
+from emulate.fix.proposal import CORE, Edit, Proposal, Site, of_line
 from emulate.fix.source import Change, Source, argument, calls_of, last_name
 from emulate.fix.whole_batch import (
     aggregate_otherwise,
@@ -81,11 +81,9 @@ def _divide_once(site: Site) -> Iterator[Proposal]:
     yield from _sum_instead_of_mean(site)
 
 
-def _count_over_replicas(site: Site) -> Iterator[Proposal]:
+@of_line
+def _count_over_replicas(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Sum a divisor over the replicas, and remove the division by their number, which is then too much."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     for call in _divisors(source, statement):
         whole = source.replace(call, names.all_reduced(source.code(call)))
         uses = [statement, *_uses(source, statement)]
@@ -96,11 +94,9 @@ def _count_over_replicas(site: Site) -> Iterator[Proposal]:
         yield Proposal("Divide by the mean of the replicas' counts.", (average,))
 
 
-def _divide_by_all_examples(site: Site) -> Iterator[Proposal]:
+@of_line
+def _divide_by_all_examples(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Divide a sum by the number of values on all replicas, instead of a mean by a share."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     for call in calls_of(source, _MEANS, statement):
         if not call.args or not source.stands_alone(statement):
             continue
@@ -116,11 +112,9 @@ def _divide_by_all_examples(site: Site) -> Iterator[Proposal]:
         yield Proposal("Divide the sum by the number of examples on all replicas.", _joined(made, counted, divided, *divisions))
 
 
-def _scale_regularization(site: Site) -> Iterator[Proposal]:
+@of_line
+def _scale_regularization(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Give each replica its share of a term that all replicas have."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     words = "Divide the regularization term by the number of replicas: each replica adds its share."
     values = [call for call in source.all(cst.Call, statement) if _is_regularization(source, call)]
     if isinstance(statement.body[0], cst.AugAssign):
@@ -130,10 +124,10 @@ def _scale_regularization(site: Site) -> Iterator[Proposal]:
         yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
 
 
-def _clip_the_sum(site: Site) -> Iterator[Proposal]:
+@of_line
+def _clip_the_sum(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Sum the gradients, clip the sum, and give the optimizer, which sums again, an equal share."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None or not source.stands_alone(statement):
+    if not source.stands_alone(statement):
         return
     given, result = _clipped(statement)
     if given is None or result is None:
@@ -148,11 +142,9 @@ def _clip_the_sum(site: Site) -> Iterator[Proposal]:
     yield Proposal("Sum the gradients over the replicas, clip the sum, and give each replica its share.", (summed, divided))
 
 
-def _sum_gradients(site: Site) -> Iterator[Proposal]:
+@of_line
+def _sum_gradients(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Sum the gradients over the replicas where the tape gives them."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     for taken in calls_of(source, ("gradient",), source.function(statement)):
         for how, words in (("SUM", "Sum"), ("MEAN", "Average")):
             summed = names.all_reduced(source.code(taken), how)
@@ -186,11 +178,9 @@ def _sum_instead_of_mean(site: Site) -> Iterator[Proposal]:
                 yield Proposal(words, (source.replace(how.value, written.replace(old, new)),))
 
 
-def _report_the_whole(site: Site) -> Iterator[Proposal]:
+@of_line
+def _report_the_whole(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Report the loss of all replicas where a training step updates a metric or returns its own."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     for call in calls_of(source, ("update_state",), statement):
         if call.args:
             value = call.args[0].value
@@ -302,7 +292,9 @@ def _operand(source: Source, value: cst.CSTNode) -> str:
 
 def _divisions_by_replicas(source: Source, within: Iterable[cst.CSTNode]) -> list[cst.BinaryOperation]:
     operations = [one for node in within for one in source.all(cst.BinaryOperation, node)]
-    divisions = [one for one in operations if isinstance(one.operator, cst.Divide) and is_replicas(source, one.right)]
+    divisions = [
+        one for one in operations if isinstance(one.operator, cst.Divide) and value_on_one_device(source, one.right) == "1"
+    ]
     return list(dict.fromkeys(divisions))
 
 

@@ -51,3 +51,13 @@ class Site:
 
 
 Edit = Callable[[Site], Iterator[Proposal]]
+
+
+def of_line(edit: Callable[[cst.SimpleStatementLine, Source, Names], Iterator[Proposal]]) -> Edit:
+    """Make an edit that is tried where the line has a statement and its file imports TensorFlow."""
+
+    def propose_at(site: Site) -> Iterator[Proposal]:
+        if site.statement is not None and site.names.tf is not None:
+            yield from edit(site.statement, site.source, site.names)
+
+    return propose_at

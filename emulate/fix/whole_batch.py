@@ -11,23 +11,17 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from emulate.fix.proposal import Proposal, Site
+from emulate.fix.names import Names, value_on_one_device
+from emulate.fix.proposal import Proposal, Site, of_line
 from emulate.fix.source import Change, Source, argument, calls_of, last_name
 
 _OVER_EXAMPLES = re.compile(r"reduce_\w+|tensordot")
 _WHOLE = ("SUM", "MEAN", "ONLY_FIRST_REPLICA")
-_ON_ONE_DEVICE = {
-    "1": re.compile(r"num_replicas_in_sync|num_input_pipelines|\blen\(.*worker", re.DOTALL),
-    "0": re.compile(r"input_pipeline_id|replica_id_in_sync_group|task_id|\[.index.\]"),
-}
-"""What the number and the index of replicas and hosts are on one device, and how they are written."""
 
 
-def gather(site: Site) -> Iterator[Proposal]:
+@of_line
+def gather(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Give each reduction of a line the values of all replicas."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     calls = [call for call in source.all(cst.Call, statement) if _OVER_EXAMPLES.fullmatch(last_name(call.func))]
     of_batch = [call for call in calls if last_name(call.func) == "tensordot" or _axis(source, call) in ("", "0")]
     given = [arg for call in of_batch for arg in call.args if arg.keyword is None]
@@ -38,11 +32,9 @@ def gather(site: Site) -> Iterator[Proposal]:
         yield Proposal("Compute it from the examples of all replicas.", changes)
 
 
-def gather_pairs(site: Site) -> Iterator[Proposal]:
+@of_line
+def gather_pairs(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Let each example meet those of all replicas: what is transposed, or has a new first axis, is gathered."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     function = source.function(statement)
     others = [call.args[0].value for call in calls_of(source, ("transpose",), function) if call.args]
     products = [call for call in calls_of(source, ("matmul",), function) if argument(call, 3, "transpose_b") is not None]
@@ -150,7 +142,7 @@ def use_all_devices(site: Site) -> Iterator[Proposal]:
 def _numbers(source: Source, within: cst.CSTNode) -> Iterator[Change]:
     """Yield the changes that give numbers and indices of replicas and hosts the value of one device."""
     for node in [*source.all(cst.Attribute, within), *source.all(cst.Name, within)]:
-        parent, value = source.parent(node), _value_on_one_device(source, node)
+        parent, value = source.parent(node), value_on_one_device(source, node)
         if value is None or isinstance(parent, (cst.Attribute, cst.AssignTarget, cst.Param)):
             continue
         is_factor = isinstance(parent, cst.BinaryOperation) and isinstance(parent.operator, (cst.Multiply, cst.Divide))
@@ -158,15 +150,6 @@ def _numbers(source: Source, within: cst.CSTNode) -> Iterator[Change]:
             yield Change(source.span(parent.left)[1], source.span(node)[1], "")
         else:
             yield source.replace(node, value)
-
-
-def _value_on_one_device(source: Source, node: cst.CSTNode) -> str | None:
-    """Return the value of a number or index of replicas or hosts; None for what is none, as far as its text tells."""
-    texts = [source.code(node)] if isinstance(node, cst.Attribute) else []
-    if isinstance(node, cst.Name):
-        given = [one for one in source.all(cst.Assign) if source.code(one.targets[0].target) == node.value]
-        texts = [source.code(one.value) for one in given if not isinstance(one.value, cst.BinaryOperation)]
-    return next((value for text in texts for value, written in _ON_ONE_DEVICE.items() if written.search(text)), None)
 
 
 def _only_for(source: Source, name: str) -> list[cst.SimpleStatementLine]:
