@@ -47,14 +47,10 @@ def gather_pairs(statement: cst.SimpleStatementLine, source: Source, names: Name
 
 
 def use_value_of_one_device(site: Site) -> Iterator[Proposal]:
-    """Take what depends on the number or index of replicas or hosts out of a line, or out of any, one at a time."""
-    source = site.source
-    near = [] if site.statement is None else list(_numbers(source, site.statement))
-    words = "Use the value of one device, whatever the number of replicas and hosts."
-    for change in near or _numbers(source, source.module):
-        yield Proposal(words, (change,))
-    if len(near) > 1:
-        yield Proposal(words, tuple(near))
+    """Take what depends on the number or index of replicas or hosts out of a line, one at a time and all."""
+    changes = [] if site.statement is None else list(_numbers(site.source, site.statement))
+    for some in dict.fromkeys([*((change,) for change in changes), tuple(changes)] if changes else []):
+        yield Proposal("Use the value of one device, whatever the number of replicas and hosts.", some)
 
 
 def shard_once(site: Site) -> Iterator[Proposal]:
