@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --compile --editable ".[tensorflow]" --group dev
 	@touch $@
 
-demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
+demo: $(STAMP)  ## verify a correct program, and fix a wrong one, on emulated GPUs
 	$(BIN)/gpudist demo
 
 test: $(STAMP)  ## run the tests but those marked slow

@@ -2,5 +2,6 @@
 
 from emulate.fix.loop import FixReport, fix
 from emulate.fix.patch import check_editable, write_edits
+from emulate.verify import Fix
 
-__all__ = ["FixReport", "check_editable", "fix", "write_edits"]
+__all__ = ["Fix", "FixReport", "check_editable", "fix", "write_edits"]
