@@ -146,6 +146,7 @@ def _sentence(report: FixReport) -> str:
     count = f"{report.verifications} verifications"
     if report.after.is_equivalent:
         was = ", ".join(f"{run.topology} {run.verdict}" for run in report.before.runs)
-        of_one = "One device now has a seed, too." if report.changes_one_device else "One device trains as before."
+        now = "has a seed, too" if report.before.reference.status == "ok" else "trains, too"
+        of_one = f"One device now {now}." if report.changes_one_device else "One device trains as before."
         return f"Proven: {verdicts} with this edit (before: {was}). {of_one} {count}."
     return f"Not enough: {verdicts} with this edit, which removes what it names and brings nothing new. {count}."

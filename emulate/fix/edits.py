@@ -6,7 +6,7 @@ and likelier edit first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
@@ -27,6 +27,7 @@ from emulate.fix.whole_batch import (
 
 _MEANS = ("reduce_mean", "mean", "compute_average_loss")
 _SUMS = ("reduce_sum", "sum", "count_nonzero")
+_REDUCES = ("reduce", "all_reduce")
 _DECREASED = "If the gradients are too small"
 
 
@@ -64,7 +65,8 @@ def _divide_the_whole_loss(site: Site) -> Iterator[Proposal]:
     name = _target(statement)
     if statement is None or name is None or names.tf is None or _DECREASED in site.fixes:
         return
-    terms = [one for one in source.all(cst.SimpleStatementLine, source.function(statement)) if _added_to(one) == name]
+    lines = source.all(cst.SimpleStatementLine, source.function(statement))
+    terms = [one for one in lines if isinstance(one.body[0], cst.AugAssign) and _target(one) == name]
     if terms and source.stands_alone(terms[-1]):
         words = "Divide the loss with all its terms by the number of replicas, as gradients are summed."
         yield Proposal(words, (source.after(terms[-1], f"{name} = {name} / {names.replicas}"),))
@@ -109,7 +111,7 @@ def _divide_by_all_examples(statement: cst.SimpleStatementLine, source: Source, 
         counted = source.before(statement, f"{count} = {whole}")
         divided = source.replace(call, f"{names.tf}.reduce_sum({name}) / {count}")
         divisions = [_without_divisor(source, one) for one in _divisions_by_replicas(source, [statement])]
-        yield Proposal("Divide the sum by the number of examples on all replicas.", _joined(made, counted, divided, *divisions))
+        yield Proposal("Divide the sum by the number of examples on all replicas.", (*made, counted, divided, *divisions))
 
 
 @of_line
@@ -168,8 +170,8 @@ def _sum_once(site: Site) -> Iterator[Proposal]:
 def _sum_instead_of_mean(site: Site) -> Iterator[Proposal]:
     """Exchange SUM and MEAN where results of the replicas are reduced."""
     statement, source = site.statement, site.source
-    near = [] if statement is None else calls_of(source, ("reduce",), statement)
-    for call in dict.fromkeys([*near, *calls_of(source, ("reduce",), source.module)]):
+    near = [] if statement is None else calls_of(source, _REDUCES, statement)
+    for call in dict.fromkeys([*near, *calls_of(source, _REDUCES, source.module)]):
         how = argument(call, 0, "reduce_op")
         written = "" if how is None else source.code(how.value)
         for old, new in (("MEAN", "SUM"), ("SUM", "MEAN")):
@@ -271,15 +273,9 @@ def _assigned(statement: cst.SimpleStatementLine) -> cst.BaseExpression | None:
 
 
 def _target(statement: cst.SimpleStatementLine | None) -> str | None:
-    """Return the one name that a statement assigns."""
+    """Return the one name that a statement assigns or adds to."""
     assign = None if statement is None else statement.body[0]
-    target = assign.targets[0].target if isinstance(assign, cst.Assign) else None
-    return target.value if isinstance(target, cst.Name) else None
-
-
-def _added_to(statement: cst.SimpleStatementLine) -> str | None:
-    """Return the name that a statement adds to."""
-    target = statement.body[0].target if isinstance(statement.body[0], cst.AugAssign) else None
+    target = assign.targets[0].target if isinstance(assign, cst.Assign) else getattr(assign, "target", None)
     return target.value if isinstance(target, cst.Name) else None
 
 
@@ -360,11 +356,3 @@ def _import_of(source: Source, line: str) -> list[Change]:
     lines = [source.statement(source.first_line(one)) for one in imports if isinstance(source.function(one), cst.Module)]
     alone = [one for one in lines if one is not None and isinstance(source.parent(one), cst.Module)]
     return [source.after(max(alone, key=source.first_line), line)] if alone else []
-
-
-def _joined(made: Sequence[Change], *changes: Change) -> tuple[Change, ...]:
-    """Return changes, of which several insertions at one place are one: the text of the first comes first."""
-    if not made:
-        return changes
-    count, *others = changes
-    return (Change(count.start, count.end, made[0].text + count.text), *others)

@@ -16,7 +16,6 @@ from emulate.fix.proposal import Proposal, Site, of_line
 from emulate.fix.source import Change, Source, argument, calls_of, last_name
 
 _OVER_EXAMPLES = re.compile(r"reduce_\w+|tensordot")
-_WHOLE = ("SUM", "MEAN", "ONLY_FIRST_REPLICA")
 
 
 @of_line
@@ -100,14 +99,13 @@ def reduce_all(site: Site) -> Iterator[Proposal]:
 
 def aggregate_otherwise(site: Site) -> Iterator[Proposal]:
     """Change how a variable combines what the replicas assign to it."""
-    source = site.source
+    source, tf = site.source, site.names.tf
     given = [arg for call in source.all(cst.Call) if (arg := argument(call, len(call.args), "aggregation")) is not None]
-    for arg in given:
-        old = last_name(arg.value)
-        for new in _WHOLE:
-            if isinstance(arg.value, cst.Attribute) and old != new and old in (*_WHOLE, "NONE"):
-                words = f"Combine what the replicas assign to the variable by {new}, not by {old}."
-                yield Proposal(words, (source.replace(arg.value.attr, new),))
+    for arg in given if tf is not None else []:
+        for how in ("MEAN", "ONLY_FIRST_REPLICA", "SUM"):
+            if last_name(arg.value) not in ("", how):
+                words = f"Combine what the replicas assign to the variable by {how}."
+                yield Proposal(words, (source.replace(arg.value, f"{tf}.VariableAggregation.{how}"),))
 
 
 def keep_rows(site: Site) -> Iterator[Proposal]:

@@ -132,6 +132,12 @@ def test_a_second_all_reduce_goes_with_its_line():
     assert lines("double-all-reduce", body) == "def step(g):\n    apply(g)\n"
 
 
+def test_gradients_that_are_averaged_are_summed():
+    body = f"def step(g):\n    g = {CONTEXT}.all_reduce(tf.distribute.ReduceOp.MEAN, g)  # here\n"
+    edited = lines("loss-scaling", body, fixes=["If the gradients are too small"])
+    assert f"g = {CONTEXT}.all_reduce({SUM}, g)  # here" in edited
+
+
 def test_results_of_replicas_are_summed():
     body = "x = strategy.reduce(tf.distribute.ReduceOp.MEAN, y, axis=None)  # here\n"
     assert f"strategy.reduce({SUM}, y, axis=None)" in lines("loss-report", body)

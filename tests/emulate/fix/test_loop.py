@@ -39,6 +39,7 @@ class Judge:
 
     def __init__(self, monkeypatch, *, same_on_one_device=lambda text: True, more=lambda text: ()):
         self.texts = []
+        self.reference = Reference("ok", 20)
         self._more = more
         monkeypatch.setattr(loop, "verify", self._verify)
         monkeypatch.setattr(loop, "Preload", lambda modules: nullcontext())
@@ -55,7 +56,7 @@ class Judge:
         ]
         findings += [Finding(code, "", "", "") for code in self._more(text)]
         run = Run("1x4", "divergent" if findings else "equivalent", causes=tuple(findings))
-        return Verdict(program.name, 0, "cpu", {}, Reference("ok", 20), (run,))
+        return Verdict(program.name, 0, "cpu", {}, self.reference, (run,))
 
 
 @pytest.fixture
@@ -151,3 +152,10 @@ def test_the_cell_of_a_notebook_is_edited(tmp_path, monkeypatch):
     sources = [cell["source"] for cell in json.loads(texts.after)["cells"]]
     divided = "tf.reduce_mean(x) / tf.distribute.get_strategy().num_replicas_in_sync"
     assert sources == [cells[0], f"%time\nloss = {divided}"]
+
+
+def test_a_program_that_fails_on_one_device_needs_not_train_there_as_before(program, monkeypatch):
+    judge = Judge(monkeypatch, same_on_one_device=lambda text: False)
+    judge.reference = Reference("failed")
+    report = fix(program(), ["1x4"])
+    assert (report.exit_code, report.changes_one_device) == (0, True)
