@@ -111,7 +111,7 @@ def _row(name: str, of: dict[str, Any]) -> str:
         share("line_right", "with_line"),
         share("false_alarms", "right"),
         str(of["unexplained"]),
-        share("fixed", "asked_to_fix"),
+        share("fixed", "asked_to_fix") + ("" if of["tries_median"] is None else f" ({of['tries_median']:g})"),
         starts,
         "-" if of["cost_median"] is None else f"{of['cost_median']:g}x",
     ]

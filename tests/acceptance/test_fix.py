@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,30 @@ def test_batch_normalization_is_synchronized_where_its_statistics_count_as_a_fai
     report = fix(program("bugs/batchnorm_local_statistics"), ["1x4"], strict=True, preload=preload)
     assert report.exit_code == 0, report.not_fixed
     assert [one.code for one in report.fixes] == ["batchnorm-local-statistics"]
+
+
+@pytest.mark.slow
+def test_a_wrong_notebook_gets_a_proven_fix_in_its_cell(preload: Preload, tmp_path: Path) -> None:
+    text = (
+        (FIXTURES / "bugs" / "loss_scaling.py")
+        .read_text()
+        .replace("Path(__file__).resolve().parents[1]", f"Path({str(FIXTURES)!r})")
+    )
+    first, second = text.split("\n\n\n", 1)
+    cells = [["%matplotlib inline\n", *first.splitlines(keepends=True)], second.splitlines(keepends=True)]
+    content = {
+        "cells": [{"cell_type": "code", "metadata": {}, "outputs": [], "source": cell} for cell in cells],
+        "metadata": {},
+    }
+    file = tmp_path / "train.ipynb"
+    file.write_text(json.dumps(content, indent=1))
+    report = fix(Program.find(str(file)), ["1x4"], preload=preload)
+    assert report.exit_code == 0, report.not_fixed
+    [edit], [texts] = report.fixes, report.files.values()
+    before, after = (json.loads(text)["cells"] for text in (texts.before, texts.after))
+    assert edit.place.startswith("train.ipynb, cell 2:")
+    assert before[0] == after[0]
+    assert "num_replicas_in_sync" in "".join(set(after[1]["source"]) - set(before[1]["source"]))
 
 
 @pytest.mark.slow
