@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --compile --editable ".[tensorflow]" --group dev
 	@touch $@
 
-demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
+demo: $(STAMP)  ## verify a correct program, and fix a wrong one, on emulated GPUs
 	$(BIN)/gpudist demo
 
 test: $(STAMP)  ## run the tests but those marked slow
@@ -71,7 +71,7 @@ bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/result
 compat: $(STAMP)  ## try each supported pair of TensorFlow and Keras in .compat; ARGS="--only tf2.18" tries one
 	$(BIN)/python -m benchmarks.compat $(ARGS)
 
-scorecard: $(STAMP)  ## judge the corpus; fails where it is worse than the stored figures. ARGS="--only WORD", "--fresh", "--store"
+scorecard: $(STAMP)  ## judge the corpus; fails where it is worse than the stored figures. ARGS="--only WORD", "--fix", "--fresh", "--store"
 	$(BIN)/python -m benchmarks.scorecard $(ARGS)
 
 evidence: $(STAMP)  ## keep all runs of the corpus, to try a judge on them: python -m benchmarks.evidence judge. ARGS="--only WORD", "--jobs N"

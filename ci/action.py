@@ -17,7 +17,8 @@ PASSES = ("equivalent", "by-design")
 
 def install() -> int:
     """Install gpudist and what the program needs in one go, so that pip finds versions that fit together."""
-    extras = f"[{_input('extras')}]" if _input("extras") else ""
+    named = [_input("extras"), "fix" if _input("fix") == "true" else ""]
+    extras = f"[{','.join(filter(None, named))}]" if any(named) else ""
     version = _input("version")
     name = f"gpudist{extras}=={version}" if version else f"{ROOT}{extras}"
     return _run([sys.executable, "-m", "pip", "install", name, *shlex.split(_input("install"))]).returncode
@@ -48,17 +49,17 @@ def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]
 
 def _command(file: Path) -> list[str]:
     program = _input("program")
-    strict = _input("strict")
-    if strict not in ("true", "false"):
-        print(_annotation("error", "usage error", f"strict must be true or false. Received: strict={strict!r}.", None))
-        sys.exit(2)
+    for name in ("strict", "fix"):
+        if (given := _input(name)) not in ("true", "false"):
+            print(_annotation("error", "usage error", f"{name} must be true or false. Received: {name}={given!r}.", None))
+            sys.exit(2)
     return [
         *("gpudist", "verify"),
         *(program.split(maxsplit=1) if program.startswith("-m ") else [program]),
         *(word for name in _input("topologies").split() for word in ("--topology", name)),
         *("--steps", _input("steps")),
         *(word for code in _input("allow").split() for word in ("--allow", code)),
-        *(["--strict"] if strict == "true" else []),
+        *(f"--{name}" for name in ("strict", "fix") if _input(name) == "true"),
         *shlex.split(_input("options")),
         *("--json", str(file)),
         *("--", *shlex.split(_input("args"))),
@@ -82,6 +83,16 @@ def _annotations(verdict: dict[str, Any]) -> Iterator[str]:
     for (level, code, summary), (cause, topologies) in found.items():
         title = f"{code} ({', '.join(topologies)})"
         yield _annotation(level, title, f"{summary}\nFix: {cause['fix']}", cause.get("location"))
+    for edit in verdict.get("fixes", []):
+        file, _, line = edit["place"].rpartition(":")
+        is_proven = "proven together with all edits" if edit["proven"] else "not enough alone"
+        place = {"file": _first_of(edit["patch"]) or file, "line": line} if line.isdigit() else None
+        yield _annotation("notice", f"edit for {edit['code']}, {is_proven}", f"{edit['words']}\n{edit['patch']}", place)
+
+
+def _first_of(patch: str) -> str:
+    """Return the file that a unified diff changes, from the working directory."""
+    return next((line.removeprefix("--- a/") for line in patch.splitlines() if line.startswith("--- a/")), "")
 
 
 def _annotation(level: str, title: str, message: str, location: dict[str, Any] | None) -> str:
@@ -104,7 +115,9 @@ def _escape(text: str, also: str = "") -> str:
 
 def _summary(verdict: dict[str, Any] | None, report: str) -> str:
     results = [f"{run['topology']} {run['verdict']}" for run in verdict["runs"]] if verdict else ["no verdict"]
-    return f"### gpudist: {', '.join(results)}\n\n````text\n{report.strip()}\n````\n"
+    patch = verdict.get("patch", "") if verdict else ""
+    proven = f"\nProven edits, for `git apply`:\n\n````diff\n{patch}````\n" if patch else ""
+    return f"### gpudist: {', '.join(results)}\n\n````text\n{report.strip()}\n````\n{proven}"
 
 
 def _append(variable: str, text: str) -> None:

@@ -15,6 +15,7 @@ from rich.markdown import Markdown
 from benchmarks.scorecard import table
 from benchmarks.scorecard.cells import Job, judge_all
 from benchmarks.scorecard.corpus import corpus
+from benchmarks.scorecard.fixes import fix_all, with_fixes
 from benchmarks.scorecard.generated import drawn
 from benchmarks.scorecard.variants import planted, variants
 
@@ -35,8 +36,17 @@ def main() -> int:
     parser.add_argument(
         "--store", action="store_true", help="write what was judged to the stored figures and the table of the docs"
     )
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="judge nothing: run gpudist fix on the stored cells of wrong programs, for the column fixed",
+    )
     wanted = parser.parse_args()
-    results = judge_all(jobs(wanted.only), fresh=wanted.fresh)
+    if wanted.fix:
+        fixes = fix_all(jobs(wanted.only), fresh=wanted.fresh)
+        results = with_fixes([one for name, one in table.stored().items() if name in fixes], fixes)
+    else:
+        results = judge_all(jobs(wanted.only), fresh=wanted.fresh)
     if not results:
         parser.error(f"--only must name programs of the scorecard. Received: --only {' '.join(wanted.only)}.")
     Console(width=160).print(Markdown(table.markdown(results)))

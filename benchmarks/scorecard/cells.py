@@ -80,6 +80,8 @@ class Result:
         starts: How often the program was started, for each topology of the command; None without a verdict.
         seconds: Seconds of the command for each topology.
         plain: Seconds of the program alone; None where it was not run alone.
+        fixed: Whether `gpudist fix` made a proven fix without help; None where it was not asked.
+        tries: How many verifications that took.
     """
 
     name: str
@@ -97,6 +99,8 @@ class Result:
     starts: float | None
     seconds: float
     plain: float | None
+    fixed: bool | None = None
+    tries: int | None = None
 
     @property
     def is_well_judged(self) -> bool:
@@ -106,8 +110,9 @@ class Result:
         )
 
     def stable(self) -> dict[str, Any]:
-        """Return what must be the same in each run: everything but seconds."""
-        return {key: value for key, value in asdict(self).items() if key not in ("seconds", "plain")}
+        """Return what must be the same in each run: everything but seconds, and what another command tells."""
+        left_out = ("seconds", "plain", "fixed", "tries")
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 
 def judge_all(jobs: Iterable[Job], *, fresh: bool = False, side_by_side: int = SIDE_BY_SIDE) -> list[Result]:
@@ -147,7 +152,7 @@ def verify(job: Job) -> dict[str, dict[str, Any]]:
         written = Path(folder, "verdict.json")
         verify = [sys.executable, "-m", "emulate", "verify", str(job.entry.path)]
         command = [*job.launcher, *verify, *job.arguments, "--json", str(written)]
-        seconds, error = _timed([*command, "--", *job.entry.args], folder)
+        seconds, error = timed([*command, "--", *job.entry.args], folder)
         verdict = json.loads(written.read_text()) if written.exists() else None
     number = len(job.entry.topologies)
     about = {"seconds": seconds / number, "plain": plain(job.entry) if job.entry.group == "corpus" else None}
@@ -162,10 +167,11 @@ def verify(job: Job) -> dict[str, dict[str, Any]]:
 def plain(entry: Entry) -> float:
     """Return the seconds of the program alone in a fresh process; of one that hangs, the time limit of a minute."""
     with tempfile.TemporaryDirectory() as folder:
-        return _timed([sys.executable, str(entry.path), *entry.args], folder, 60.0)[0]
+        return timed([sys.executable, str(entry.path), *entry.args], folder, 60.0)[0]
 
 
-def _timed(command: list[str], folder: str, limit: float = TIME_LIMIT) -> tuple[float, str]:
+def timed(command: list[str], folder: str, limit: float = TIME_LIMIT) -> tuple[float, str]:
+    """Return the seconds of a command in a folder, and what it wrote to standard error."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     started = time.monotonic()
     try:

@@ -14,7 +14,18 @@ from benchmarks.scorecard.cells import ROOT, Result
 STORED = Path(__file__).resolve().parent / "stored.json"
 """The figures of the last whole run, which a later one must not fall behind."""
 PAGE = ROOT / "docs" / "scorecard_table.md"
-_HEAD = "| programs | cells | detected | named first | all named | line right | false alarms | unexplained | starts | cost |"
+_COLUMNS = (
+    "cells",
+    "detected",
+    "named first",
+    "all named",
+    "line right",
+    "false alarms",
+    "unexplained",
+    "fixed",
+    "starts",
+    "cost",
+)
 
 
 def figures(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
@@ -34,6 +45,7 @@ def _of(results: Sequence[Result]) -> dict[str, Any]:
     pointing = [one for one in wrong if one.line_right is not None]
     costs = [one.seconds / one.plain for one in results if one.plain]
     starts = [one.starts for one in results if one.starts is not None]
+    tries = [one.tries for one in wrong if one.fixed and one.tries is not None]
     return {
         "cells": len(results),
         "wrong": len(wrong),
@@ -46,6 +58,9 @@ def _of(results: Sequence[Result]) -> dict[str, Any]:
         "false_alarms": _count(results, lambda one: one.false_alarm),
         "undeserved": _count(wrong, lambda one: bool(one.undeserved)),
         "unexplained": _count(results, lambda one: one.mute),
+        "asked_to_fix": _count(wrong, lambda one: one.fixed is not None),
+        "fixed": _count(wrong, lambda one: bool(one.fixed)),
+        "tries_median": median(tries) if tries else None,
         "starts_median": median(starts) if starts else None,
         "starts_most": max(starts, default=None),
         "cost_median": round(median(costs), 1) if costs else None,
@@ -73,7 +88,14 @@ def markdown(results: Sequence[Result], missing: int = 0) -> str:
     """
     rows = [_row(name, of) for name, of in figures(results).items()]
     found = misses(results)
-    lines = [_HEAD, "|" + " --- |" * 10, *rows, "", f"Judged wrongly ({len(found)} of {len(results)} cells):", ""]
+    lines = [
+        f"| programs | {' | '.join(_COLUMNS)} |",
+        "|" + " --- |" * 11,
+        *rows,
+        "",
+        f"Judged wrongly ({len(found)} of {len(results)} cells):",
+        "",
+    ]
     lines += ["| program | verdict | causes | what is wrong |", "| --- | --- | --- | --- |", *map(_miss, found)]
     lines += ["", f"{missing} cells of the scorecard have not been judged yet."] if missing else []
     return "\n".join(lines) + "\n"
@@ -89,6 +111,7 @@ def _row(name: str, of: dict[str, Any]) -> str:
         share("line_right", "with_line"),
         share("false_alarms", "right"),
         str(of["unexplained"]),
+        share("fixed", "asked_to_fix") + ("" if of["tries_median"] is None else f" ({of['tries_median']:g})"),
         starts,
         "-" if of["cost_median"] is None else f"{of['cost_median']:g}x",
     ]
@@ -115,7 +138,17 @@ def stored() -> dict[str, Result]:
     """Return the stored cells by name: what earlier runs have judged."""
     cells = json.loads(STORED.read_text())["cells"] if STORED.exists() else []
     names = [field.name for field in fields(Result)]
-    return {cell["name"]: Result(**{name: _frozen(cell[name]) for name in names}) for cell in cells}
+    return {cell["name"]: Result(**{name: _frozen(cell[name]) for name in names if name in cell}) for cell in cells}
+
+
+def _cell(one: Result) -> dict[str, Any]:
+    """Return a cell as it is stored: without what `gpudist fix` was not asked for."""
+    left_out = ("fixed", "tries") if one.fixed is None else ()
+    return {name: value for name, value in asdict(one).items() if name not in left_out}
+
+
+def _with_fix_of(before: Result | None, one: Result) -> Result:
+    return one if before is None or one.fixed is not None else replace(one, fixed=before.fixed, tries=before.tries)
 
 
 def _rounded(one: Result) -> Result:
@@ -135,13 +168,14 @@ def worse_than_stored(results: Sequence[Result]) -> list[str]:
         "well judged": lambda one: one.is_well_judged,
         "line right": lambda one: one.line_right,
         "detected": lambda one: one.detected,
+        "fixed": lambda one: one.fixed,
     }
     return [
         f"{one.name}: {name} before, now {one.verdict} {', '.join(one.causes)}".rstrip()
         for one in results
         if one.name in before
         for name, mark in marks.items()
-        if mark(before[one.name]) and not mark(one)
+        if mark(before[one.name]) and mark(one) is not None and not mark(one)
     ]
 
 
@@ -149,11 +183,13 @@ def store(results: Sequence[Result], names: Collection[str]) -> None:
     """Write the stored figures and the table of the docs.
 
     Args:
-        results: What was judged; cells that were not stay as they are.
+        results: What was judged; cells that were not stay as they are, and so does what `gpudist fix` made of a cell.
         names: All cells of the scorecard: others are forgotten.
     """
-    cells = {name: one for name, one in {**stored(), **{one.name: one for one in results}}.items() if name in names}
+    before = stored()
+    judged = {one.name: _with_fix_of(before.get(one.name), one) for one in results}
+    cells = {name: one for name, one in {**before, **judged}.items() if name in names}
     every = [_rounded(cells[name]) for name in names if name in cells]
-    STORED.write_text(json.dumps({"figures": figures(every), "cells": [asdict(one) for one in every]}, indent=1) + "\n")
+    STORED.write_text(json.dumps({"figures": figures(every), "cells": [_cell(one) for one in every]}, indent=1) + "\n")
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(markdown(every, len(names) - len(every)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulate.verify.causes.cause import EVIDENCE, FIX, GENERAL, LINKS, RIGHT, WRONG
+from emulate.verify.causes.cause import EDIT, EVIDENCE, FIX, GENERAL, LINKS, RIGHT, WRONG
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -92,6 +92,8 @@ def _parts(cause: Cause) -> Iterator[str]:
     for heading, fix in text.fixes.items():
         if heading != GENERAL:
             yield f"### {heading}\n\n{fix}"
+    if text.edit:
+        yield f"## {EDIT}\n\n{text.edit}"
     if text.links:
         yield f"## {LINKS}\n\n{text.links}"
 

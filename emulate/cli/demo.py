@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import shutil
+import sys
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from emulate.cli.command import OWN_FAULT, complain, exits_properly
+from emulate.cli.fix import show_edits
 from emulate.errors import UsageError
 from emulate.examples import FOLDERS, examples_folder
+
+if TYPE_CHECKING:
+    from emulate.verify import Verdict
 
 EXAMPLES = """Examples:
 
@@ -70,12 +76,13 @@ def _show() -> int:
         "Data, gradients, weights and losses agree, except for rounding.\n"
         f"\n2. The same program with a mistake in one line.\n\n{_difference(right, wrong)}\n"
     )
-    if code := _verify(wrong, 1):
+    if code := _fix(wrong) if importlib.util.find_spec("libcst") else _verify(wrong, 1):
         return code
     print(
         f"\ngpudist found the mistake, {_CAUSE}, and printed the fix.\n\n"
         f"Now verify your own program. You do not need to change it:\n  {_command('train.py')}\n\n"
         "More\n"
+        "  gpudist fix train.py --write  edits your program and proves it: pip install gpudist[fix]\n"
         "  gpudist demo --copy examples  copies the example programs to a new folder\n"
         "  gpudist causes                lists the causes that gpudist knows\n"
         "  https://gpudist.readthedocs.io"
@@ -96,6 +103,26 @@ def _verify(program: Path, expected: int) -> int:
     with progress_on() as progress:
         verdict = verify(program, _TOPOLOGIES, progress=progress)
     show(verdict)
+    return _exit_code(verdict, expected)
+
+
+def _fix(program: Path) -> int:
+    """Verify the wrong program, and let gpudist edit and prove it. Return 0 if both go as expected, else an exit code."""
+    from emulate.fix import fix
+    from emulate.program import Program
+    from emulate.report import progress_on, show
+
+    print(f"$ {_command(program)} --fix\n", flush=True)
+    with progress_on() as progress:
+        report = fix(Program.find(str(program)), _TOPOLOGIES, progress=progress)
+    show(report.before)
+    if code := _exit_code(report.before, 1):
+        return code
+    show_edits(report, sys.stdout)
+    return _exit_code(report.after, 0)
+
+
+def _exit_code(verdict: Verdict, expected: int) -> int:
     is_found = all(_CAUSE in [cause.code for cause in run.causes] for run in verdict.runs)
     if verdict.exit_code == expected and (expected == 0 or is_found):
         return 0

@@ -61,10 +61,9 @@ def fix(
 ) -> int:
     """Edit PROGRAM so that it trains the same model as on one device, and prove each edit by a verification."""
     from emulate.program import Program
-    from emulate.report import progress_on
+    from emulate.report import progress_on, show
 
-    if importlib.util.find_spec("libcst") is None:
-        raise UsageError('gpudist fix needs LibCST. Received: libcst not installed. Install it: pip install "gpudist[fix]".')
+    check_libcst()
     if form is not None and form not in _FORMS:
         raise UsageError(f"--with must be core or plain. Received: --with {form!r}.")
     chosen, _ = options.fill_from_file(context, topology=topology, steps=steps, allow=allow, timeout=timeout)
@@ -84,13 +83,14 @@ def fix(
             user_program,
             wanted,
             form=form,
-            tell=lambda what: complain(f"verifying {what}"),
+            tell=tell_of_try,
             steps=count,
             timeout=seconds,
             allow=tuple(chosen["allow"]),
             progress=progress,
         )
-    _show(report, files.screen)
+    show(report.before, files.screen)
+    show_edits(report, files.screen)
     is_proven = bool(report.fixes) and report.after.is_equivalent
     if patch is not None and is_proven:
         patch.write_text(report.patch, encoding="utf-8", errors="surrogateescape", newline="")
@@ -104,6 +104,17 @@ def fix(
     return report.exit_code
 
 
+def tell_of_try(what: str) -> None:
+    """Say on standard error what is verified now."""
+    complain(f"verifying {what}")
+
+
+def check_libcst() -> None:
+    """Raise UsageError where the library that edits is not installed."""
+    if importlib.util.find_spec("libcst") is None:
+        raise UsageError('gpudist fix needs LibCST. Received: libcst not installed. Install it: pip install "gpudist[fix]".')
+
+
 def _check_patch(patch: Path | None) -> None:
     """Raise UsageError where a diff cannot be written, or would replace something else."""
     if patch is None:
@@ -115,11 +126,8 @@ def _check_patch(patch: Path | None) -> None:
         raise UsageError(f"--patch must name a file in a folder that exists. {received}. Name another.")
 
 
-def _show(report: FixReport, screen: TextIO) -> None:
-    """Print the verdict, the diff, and whether it is proven."""
-    from emulate.report import show
-
-    show(report.before, screen)
+def show_edits(report: FixReport, screen: TextIO) -> None:
+    """Print the edits, the diff of all of them, and whether it is proven."""
     if not report.fixes and report.after.is_equivalent:
         print("\nNothing to fix: gpudist made no edit.", file=screen)
         return
@@ -138,6 +146,7 @@ def _sentence(report: FixReport) -> str:
     count = f"{report.verifications} verifications"
     if report.after.is_equivalent:
         was = ", ".join(f"{run.topology} {run.verdict}" for run in report.before.runs)
-        of_one = "One device now has a seed, too." if report.changes_one_device else "One device trains as before."
+        now = "has a seed, too" if report.before.reference.status == "ok" else "trains, too"
+        of_one = f"One device now {now}." if report.changes_one_device else "One device trains as before."
         return f"Proven: {verdicts} with this edit (before: {was}). {of_one} {count}."
     return f"Not enough: {verdicts} with this edit, which removes what it names and brings nothing new. {count}."

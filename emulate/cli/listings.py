@@ -120,7 +120,7 @@ def causes(
 
 
 def _add_cause(page: Page, cause: Cause) -> None:
-    from emulate.verify.causes.cause import EVIDENCE, FIX, LINKS, RIGHT, WRONG, plain_text
+    from emulate.verify.causes.cause import EDIT, EVIDENCE, FIX, LINKS, RIGHT, WRONG, plain_text
 
     text = cause.text
     page.line((cause.code, "bold"), f"  {text.title}", (_kind(cause), "yellow"))
@@ -131,7 +131,8 @@ def _add_cause(page: Page, cause: Cause) -> None:
             page.blank()
             page.line((title, f"bold {style}"))
             page.verbatim(code, indent=4)
-    for title, markdown in ((EVIDENCE, text.evidence), *((heading or FIX, fix) for heading, fix in text.fixes.items())):
+    edit = [(EDIT, text.edit)] if text.edit else []
+    for title, markdown in ((EVIDENCE, text.evidence), *((heading or FIX, fix) for heading, fix in text.fixes.items()), *edit):
         page.blank()
         page.line((title, "bold"))
         page.text(plain_text(markdown), indent=2)

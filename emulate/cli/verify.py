@@ -5,12 +5,13 @@ from __future__ import annotations
 import json as json_module
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from emulate.cli import options
 from emulate.cli.command import HtmlOption, JsonOption, SarifOption, check_outputs, exits_properly, program_args
+from emulate.cli.fix import check_libcst, show_edits, tell_of_try
 from emulate.errors import UsageError
 from emulate.told import told
 
@@ -87,6 +88,13 @@ def verify(
             "evaluations of its steps.",
         ),
     ] = False,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix",
+            help="Also look for edits that gpudist can prove, and add them to the reports. `gpudist fix` writes them.",
+        ),
+    ] = False,
     json: JsonOption = None,
     html: HtmlOption = None,
     sarif: SarifOption = None,
@@ -119,35 +127,52 @@ def verify(
     user_program = Program.find(options.program_target(program, module), program_args(context))
     others = {"the program itself": user_program.file, "the folder of --traces": traces}
     files = check_outputs(json, html, others, sarif=sarif, certificate=certificate)
+    if fix:
+        check_fixable(traces, certificate)
     if traces is not None:
         check_folder(traces)
     options.check_codes(allow)
-    from emulate.verify import verify as verify_program
-
+    given: dict[str, Any] = {
+        "device": device,
+        "seed": number,
+        "steps": count,
+        "timeout": seconds,
+        "network": network,
+        "all_reduce": all_reduce,
+        "precision": precision,
+        "allow": tuple(allow),
+        "strict": chosen["strict"],
+        "faults": tuple(fault),
+        "restarts": again,
+        "reference_args": tuple(reference_arg) or None,
+        "virtual": virtual,
+        "thorough": thorough,
+    }
+    report = None
     with progress_on() as progress:
-        verdict = verify_program(
-            user_program,
-            topology=wanted,
-            device=device,
-            seed=number,
-            steps=count,
-            timeout=seconds,
-            network=network,
-            all_reduce=all_reduce,
-            precision=precision,
-            allow=tuple(allow),
-            strict=chosen["strict"],
-            faults=tuple(fault),
-            restarts=again,
-            reference_args=tuple(reference_arg) or None,
-            virtual=virtual,
-            thorough=thorough,
-            traces=traces,
-            certificate=files.certificate,
-            progress=progress,
-        )
+        if fix:
+            from emulate.fix import fix as fix_program
+
+            report = fix_program(user_program, wanted, tell=tell_of_try, progress=progress, **given)
+            verdict = report.verdict
+        else:
+            from emulate.verify import verify as verify_program
+
+            verdict = verify_program(
+                user_program, topology=wanted, traces=traces, certificate=files.certificate, progress=progress, **given
+            )
     files.write(replace(verdict, notes=(*verdict.notes, *from_file)))
+    if report is not None:
+        show_edits(report, files.screen)
     return int(verdict.exit_code)
+
+
+def check_fixable(traces: Path | None, certificate: str | None) -> None:
+    """Check what `--fix` needs: LibCST, and no files that each verification of an edited program would write anew."""
+    for option, value in (("--traces", traces), ("--certificate", certificate)):
+        if value is not None:
+            raise UsageError(f"--fix must stand without {option}. Received: {option} {str(value)!r}. Leave one of them out.")
+    check_libcst()
 
 
 def check_folder(folder: Path) -> None:

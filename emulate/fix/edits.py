@@ -6,58 +6,29 @@ and likelier edit first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
-from emulate.fix.names import Names, is_replicas
+from emulate.fix.names import Names, value_on_one_device
+from emulate.fix.proposal import CORE, Edit, Proposal, Site, of_line
 from emulate.fix.source import Change, Source, argument, calls_of, last_name
+from emulate.fix.whole_batch import (
+    aggregate_otherwise,
+    gather,
+    gather_pairs,
+    keep_rows,
+    reduce_all,
+    shard,
+    shard_once,
+    use_all_devices,
+    use_value_of_one_device,
+)
 
-PLAIN, CORE = "plain", "core"
 _MEANS = ("reduce_mean", "mean", "compute_average_loss")
 _SUMS = ("reduce_sum", "sum", "count_nonzero")
+_REDUCES = ("reduce", "all_reduce")
 _DECREASED = "If the gradients are too small"
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Describe an edit of one file.
-
-    Attributes:
-        words: What it does, in the imperative.
-        changes: What stands elsewhere in the file's text.
-        form: `plain` for TensorFlow and Keras alone, `core` where it uses gpudist_core.
-    """
-
-    words: str
-    changes: tuple[Change, ...]
-    form: str = PLAIN
-
-
-@dataclass(frozen=True)
-class Site:
-    """Describe where an edit is wanted.
-
-    Attributes:
-        source: The file.
-        names: What it calls things.
-        line: The line of the finding.
-        fixes: The headings of the finding's fixes.
-    """
-
-    source: Source
-    names: Names
-    line: int
-    fixes: Sequence[str] = ()
-
-    @property
-    def statement(self) -> cst.SimpleStatementLine | None:
-        """Return the statement of the line."""
-        return self.source.statement(self.line)
-
-
-Edit = Callable[[Site], Iterator[Proposal]]
 
 
 def propose(code: str, site: Site) -> Iterator[Proposal]:
@@ -94,7 +65,8 @@ def _divide_the_whole_loss(site: Site) -> Iterator[Proposal]:
     name = _target(statement)
     if statement is None or name is None or names.tf is None or _DECREASED in site.fixes:
         return
-    terms = [one for one in source.all(cst.SimpleStatementLine, source.function(statement)) if _added_to(one) == name]
+    lines = source.all(cst.SimpleStatementLine, source.function(statement))
+    terms = [one for one in lines if isinstance(one.body[0], cst.AugAssign) and _target(one) == name]
     if terms and source.stands_alone(terms[-1]):
         words = "Divide the loss with all its terms by the number of replicas, as gradients are summed."
         yield Proposal(words, (source.after(terms[-1], f"{name} = {name} / {names.replicas}"),))
@@ -111,11 +83,9 @@ def _divide_once(site: Site) -> Iterator[Proposal]:
     yield from _sum_instead_of_mean(site)
 
 
-def _count_over_replicas(site: Site) -> Iterator[Proposal]:
+@of_line
+def _count_over_replicas(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Sum a divisor over the replicas, and remove the division by their number, which is then too much."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     for call in _divisors(source, statement):
         whole = source.replace(call, names.all_reduced(source.code(call)))
         uses = [statement, *_uses(source, statement)]
@@ -126,11 +96,9 @@ def _count_over_replicas(site: Site) -> Iterator[Proposal]:
         yield Proposal("Divide by the mean of the replicas' counts.", (average,))
 
 
-def _divide_by_all_examples(site: Site) -> Iterator[Proposal]:
+@of_line
+def _divide_by_all_examples(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Divide a sum by the number of values on all replicas, instead of a mean by a share."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     for call in calls_of(source, _MEANS, statement):
         if not call.args or not source.stands_alone(statement):
             continue
@@ -143,14 +111,12 @@ def _divide_by_all_examples(site: Site) -> Iterator[Proposal]:
         counted = source.before(statement, f"{count} = {whole}")
         divided = source.replace(call, f"{names.tf}.reduce_sum({name}) / {count}")
         divisions = [_without_divisor(source, one) for one in _divisions_by_replicas(source, [statement])]
-        yield Proposal("Divide the sum by the number of examples on all replicas.", _joined(made, counted, divided, *divisions))
+        yield Proposal("Divide the sum by the number of examples on all replicas.", (*made, counted, divided, *divisions))
 
 
-def _scale_regularization(site: Site) -> Iterator[Proposal]:
+@of_line
+def _scale_regularization(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Give each replica its share of a term that all replicas have."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     words = "Divide the regularization term by the number of replicas: each replica adds its share."
     values = [call for call in source.all(cst.Call, statement) if _is_regularization(source, call)]
     if isinstance(statement.body[0], cst.AugAssign):
@@ -160,10 +126,10 @@ def _scale_regularization(site: Site) -> Iterator[Proposal]:
         yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
 
 
-def _clip_the_sum(site: Site) -> Iterator[Proposal]:
+@of_line
+def _clip_the_sum(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Sum the gradients, clip the sum, and give the optimizer, which sums again, an equal share."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None or not source.stands_alone(statement):
+    if not source.stands_alone(statement):
         return
     given, result = _clipped(statement)
     if given is None or result is None:
@@ -178,18 +144,13 @@ def _clip_the_sum(site: Site) -> Iterator[Proposal]:
     yield Proposal("Sum the gradients over the replicas, clip the sum, and give each replica its share.", (summed, divided))
 
 
-def _sum_gradients(site: Site) -> Iterator[Proposal]:
-    """Sum the gradients over the replicas right after the tape gives them."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
+@of_line
+def _sum_gradients(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
+    """Sum the gradients over the replicas where the tape gives them."""
     for taken in calls_of(source, ("gradient",), source.function(statement)):
-        line = source.statement(source.first_line(taken))
-        target = _target(line) if line is not None and source.stands_alone(line) else None
-        if line is not None and target is not None:
-            for how in ("SUM", "MEAN"):
-                words = "Sum the gradients over the replicas." if how == "SUM" else "Average the gradients over the replicas."
-                yield Proposal(words, (source.after(line, f"{target} = {names.all_reduced(target, how)}"),))
+        for how, words in (("SUM", "Sum"), ("MEAN", "Average")):
+            summed = names.all_reduced(source.code(taken), how)
+            yield Proposal(f"{words} the gradients over the replicas.", (source.replace(taken, summed),))
 
 
 def _sum_once(site: Site) -> Iterator[Proposal]:
@@ -209,8 +170,8 @@ def _sum_once(site: Site) -> Iterator[Proposal]:
 def _sum_instead_of_mean(site: Site) -> Iterator[Proposal]:
     """Exchange SUM and MEAN where results of the replicas are reduced."""
     statement, source = site.statement, site.source
-    near = [] if statement is None else calls_of(source, ("reduce",), statement)
-    for call in dict.fromkeys([*near, *calls_of(source, ("reduce",), source.module)]):
+    near = [] if statement is None else calls_of(source, _REDUCES, statement)
+    for call in dict.fromkeys([*near, *calls_of(source, _REDUCES, source.module)]):
         how = argument(call, 0, "reduce_op")
         written = "" if how is None else source.code(how.value)
         for old, new in (("MEAN", "SUM"), ("SUM", "MEAN")):
@@ -219,11 +180,9 @@ def _sum_instead_of_mean(site: Site) -> Iterator[Proposal]:
                 yield Proposal(words, (source.replace(how.value, written.replace(old, new)),))
 
 
-def _report_the_whole(site: Site) -> Iterator[Proposal]:
+@of_line
+def _report_the_whole(statement: cst.SimpleStatementLine, source: Source, names: Names) -> Iterator[Proposal]:
     """Report the loss of all replicas where a training step updates a metric or returns its own."""
-    statement, source, names = site.statement, site.source, site.names
-    if statement is None or names.tf is None:
-        return
     for call in calls_of(source, ("update_state",), statement):
         if call.args:
             value = call.args[0].value
@@ -281,18 +240,29 @@ def _distribute(site: Site) -> Iterator[Proposal]:
 
 
 EDITS: dict[str, tuple[Edit, ...]] = {
+    "accumulation": (aggregate_otherwise,),
     "batchnorm-local-statistics": (_synchronize,),
     "clip-before-reduce": (_clip_the_sum, _distribute),
+    "depends-on-replicas": (use_value_of_one_device, reduce_all),
     "double-all-reduce": (_sum_once, _divide_once),
+    "empty-shard": (_divide_by_all_examples,),
     "framework-limit": (_distribute,),
+    "in-batch-negatives": (gather_pairs, gather),
+    "initial-weights": (use_value_of_one_device,),
     "local-normalization": (_count_over_replicas, _distribute),
-    "loss-report": (_sum_instead_of_mean, _report_the_whole, _distribute),
+    "loss-report": (reduce_all, _sum_instead_of_mean, _report_the_whole, _distribute),
     "loss-scaling": (_divide_by_replicas, _divide_the_whole_loss, _divide_once, _distribute),
-    "missing-all-reduce": (_sum_gradients,),
+    "missing-all-reduce": (_sum_gradients, reduce_all),
     "regularization-per-replica": (_scale_regularization,),
-    "uneven-batch": (_divide_by_all_examples, _distribute),
+    "replicas-missing": (use_all_devices,),
+    "samples-missing": (shard_once, use_value_of_one_device),
+    "samples-repeated": (use_value_of_one_device, shard),
+    "sparse-gradient": (keep_rows,),
+    "uneven-batch": (_divide_by_all_examples, _count_over_replicas, _distribute),
     "unseeded-hosts": (_seed,),
     "unseeded-randomness": (_seed,),
+    "update-scaling": (use_value_of_one_device,),
+    "variable-aggregation": (aggregate_otherwise,),
 }
 """The edits of each cause."""
 
@@ -303,15 +273,9 @@ def _assigned(statement: cst.SimpleStatementLine) -> cst.BaseExpression | None:
 
 
 def _target(statement: cst.SimpleStatementLine | None) -> str | None:
-    """Return the one name that a statement assigns."""
+    """Return the one name that a statement assigns or adds to."""
     assign = None if statement is None else statement.body[0]
-    target = assign.targets[0].target if isinstance(assign, cst.Assign) else None
-    return target.value if isinstance(target, cst.Name) else None
-
-
-def _added_to(statement: cst.SimpleStatementLine) -> str | None:
-    """Return the name that a statement adds to."""
-    target = statement.body[0].target if isinstance(statement.body[0], cst.AugAssign) else None
+    target = assign.targets[0].target if isinstance(assign, cst.Assign) else getattr(assign, "target", None)
     return target.value if isinstance(target, cst.Name) else None
 
 
@@ -324,7 +288,9 @@ def _operand(source: Source, value: cst.CSTNode) -> str:
 
 def _divisions_by_replicas(source: Source, within: Iterable[cst.CSTNode]) -> list[cst.BinaryOperation]:
     operations = [one for node in within for one in source.all(cst.BinaryOperation, node)]
-    divisions = [one for one in operations if isinstance(one.operator, cst.Divide) and is_replicas(source, one.right)]
+    divisions = [
+        one for one in operations if isinstance(one.operator, cst.Divide) and value_on_one_device(source, one.right) == "1"
+    ]
     return list(dict.fromkeys(divisions))
 
 
@@ -334,12 +300,14 @@ def _without_divisor(source: Source, division: cst.BinaryOperation) -> Change:
 
 
 def _divisors(source: Source, statement: cst.SimpleStatementLine) -> list[cst.Call]:
-    """Return the sums in a statement that something is divided by; of a statement that only assigns one, that."""
+    """Return the sums in a statement that something is divided by; else its sums, else what it assigns."""
     divided = [one.right for one in source.all(cst.BinaryOperation, statement) if isinstance(one.operator, cst.Divide)]
     by_call = calls_of(source, ("divide_no_nan", "divide", "truediv"), statement)
     divided += [given.value for call in by_call if (given := argument(call, 1, "y")) is not None]
     sums = [call for right in divided for call in calls_of(source, _SUMS, right)]
-    return list(dict.fromkeys(sums)) or calls_of(source, _SUMS, statement)
+    value = _assigned(statement)
+    whole = [value] if isinstance(value, cst.Call) else []
+    return list(dict.fromkeys(sums)) or calls_of(source, _SUMS, statement) or whole
 
 
 def _uses(source: Source, statement: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
@@ -388,11 +356,3 @@ def _import_of(source: Source, line: str) -> list[Change]:
     lines = [source.statement(source.first_line(one)) for one in imports if isinstance(source.function(one), cst.Module)]
     alone = [one for one in lines if one is not None and isinstance(source.parent(one), cst.Module)]
     return [source.after(max(alone, key=source.first_line), line)] if alone else []
-
-
-def _joined(made: Sequence[Change], *changes: Change) -> tuple[Change, ...]:
-    """Return changes, of which several insertions at one place are one: the text of the first comes first."""
-    if not made:
-        return changes
-    count, *others = changes
-    return (Change(count.start, count.end, made[0].text + count.text), *others)

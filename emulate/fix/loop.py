@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from emulate.cluster import Preload
 from emulate.errors import UsageError
-from emulate.fix.edits import CORE, EDITS, PLAIN, Proposal, Site, propose
+from emulate.fix.edits import EDITS, propose
 from emulate.fix.names import Names
+from emulate.fix.notebook import as_notebook, as_python, line_in_python
 from emulate.fix.patch import Edited, unified_diff
+from emulate.fix.proposal import CORE, PLAIN, Proposal, Site
 from emulate.fix.source import Source
-from emulate.program import Program
-from emulate.verify import Finding, Verdict, trains_alike, verify
+from emulate.program import Program, is_notebook
+from emulate.told import told
+from emulate.verify import Finding, Fix, Verdict, trains_alike, verify
+from emulate.verify.result import error_line
+from emulate.verify.verdict import Location
 
 MOST_TRIES = 8
 """So many edits are verified for one finding."""
@@ -23,31 +30,13 @@ MOST_EDITS = 8
 """So many edits are made in one program."""
 _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 """Causes that the reference has, too: their fix must change what one device trains."""
-_NO_EDIT = "gpudist has no edit for {} yet; its fix in words: {}"
-_NOT_PROVEN = "No edit for {} was proven ({}); its fix in words: {}"
-
-
-@dataclass(frozen=True)
-class Fix:
-    """Describe an edit that removed a cause.
-
-    Attributes:
-        code: The cause's.
-        words: What the edit does.
-        place: The line of the finding, `train.py:33`, in the program with the edits before this one.
-        patch: Its unified diff, which follows those of the edits before it.
-        form: `plain` or `core`.
-        verdict_after: The verdict on the program with this edit and those before it.
-        proven: Whether the program with all edits trains the same model as the unedited program does on one device.
-    """
-
-    code: str
-    words: str
-    place: str
-    patch: str
-    form: str
-    verdict_after: str
-    proven: bool = False
+_REPORTS = ("loss-report", "metric-aggregation")
+"""What is reported may have been right only because what is trained was wrong: it is mended after that."""
+_IN_COMPILE = "With Keras compile"
+_IN_WORDS = "; its fix in words: "
+_NO_EDIT = "gpudist has no edit for {} yet" + _IN_WORDS + "{}"
+_NOT_PROVEN = "No edit for {} was proven ({})" + _IN_WORDS + "{}"
+_NOTE = told("not-fixed")
 
 
 @dataclass(frozen=True)
@@ -76,9 +65,17 @@ class FixReport:
         return self.after.exit_code
 
     @property
+    def verdict(self) -> Verdict:
+        """Return the verdict on the program as it stands, with the edits and what became of the causes without one."""
+        is_proven = bool(self.fixes) and self.after.is_equivalent
+        why = [_NOTE(text.partition(_IN_WORDS)[0] + ".") for text in self.not_fixed]
+        patch = self.patch if is_proven else ""
+        return replace(self.before, fixes=self.fixes, patch=patch, notes=(*self.before.notes, *why))
+
+    @property
     def changes_one_device(self) -> bool:
-        """Return whether one device trains in another way with the edits: it does with a seed that was missing."""
-        return any(one.code in _ONE_DEVICE_IS_WRONG for one in self.fixes)
+        """Return whether one device trains in another way with the edits: with a seed that was missing, or now at all."""
+        return self.before.reference.status != "ok" or any(one.code in _ONE_DEVICE_IS_WRONG for one in self.fixes)
 
     @property
     def patch(self) -> str:
@@ -123,13 +120,20 @@ def fix(
     Raises:
         UsageError: When the program has no source file that can be edited.
     """
-    if program.file is None or program.file.suffix != ".py":
+    if program.file is None or not _has_source(program.file):
         raise UsageError(
-            f"gpudist fix edits Python files. Received: program={program.name!r}. Name a .py file, or edit by hand: "
+            f"gpudist fix edits Python files and notebooks. Received: program={program.name!r}. Name one, or edit by hand: "
             "gpudist verify names the line and the fix."
         )
-    with tempfile.TemporaryDirectory(prefix="gpudist-fix-") as folder:
-        return _Search(program, topology, form, tell, options, Path(folder)).run()
+    given = options.get("preload")
+    # One process imports TensorFlow for all verifications.
+    parent = Preload(modules=("emulate.verify", *program.imports)) if given is None else nullcontext(given)
+    with tempfile.TemporaryDirectory(prefix="gpudist-fix-") as folder, parent as preload:
+        return _Search(program, topology, form, tell, {**options, "preload": preload}, Path(folder)).run()
+
+
+def _has_source(file: Path) -> bool:
+    return file.suffix == ".py" or is_notebook(file)
 
 
 @dataclass(frozen=True)
@@ -151,11 +155,13 @@ class _Search:
     folder: Path
     files: dict[Path, Edited] = field(default_factory=dict)
     verifications: int = 0
+    trains_on_one_device: bool = True
 
     def run(self) -> FixReport:
         """Make edits until the verdict is well, or none helps."""
         self.tell("the program as it stands")
         before = current = self._verify({})
+        self.trains_on_one_device = before.reference.status == "ok"
         fixes: list[Fix] = []
         not_fixed: list[str] = []
         while not current.is_equivalent and len(fixes) < MOST_EDITS:
@@ -191,9 +197,8 @@ class _Search:
     def _candidates(self, finding: Finding) -> Iterator[_Candidate]:
         """Yield the edited files that may remove a cause: plain TensorFlow first, and each text once."""
         assert self.program.file is not None
-        places = [(Path.cwd() / one.file, one.line) for one in finding.locations] or [(self.program.file, 0)]
-        own = [(file, line) for file, line in places if self._is_own(file)]
-        candidates = [one for file, line in own for one in self._at(finding, file, line)]
+        places = finding.locations or (Location(str(self.program.file), 0, ""),)
+        candidates = [one for place in places if self._is_own(Path.cwd() / place.file) for one in self._at(finding, place)]
         seen = set()
         for form in (PLAIN, CORE) if self.form is None else (self.form,):
             for one in candidates:
@@ -201,18 +206,23 @@ class _Search:
                     seen.add(one.text)
                     yield one
 
-    def _at(self, finding: Finding, file: Path, line: int) -> Iterator[_Candidate]:
-        text = self.files[file].after if file in self.files else file.read_bytes()
-        source = Source(text, file)
-        site = Site(source, Names.of(source), line, finding.fixes)
-        for proposal in propose(finding.code, site):
-            location = f"{file.name}:{line}" if line else file.name
-            yield _Candidate(finding.code, location, file, source.apply(proposal.changes), proposal)
+    def _at(self, finding: Finding, place: Location) -> Iterator[_Candidate]:
+        file, line = Path.cwd() / place.file, place.line
+        content = self.files[file].after if file in self.files else file.read_bytes()
+        python = as_python(file, content) if is_notebook(file) else content
+        source = Source(python, file)
+        name = f"{file.name}, cell {place.cell}" if place.cell else file.name
+        at = line_in_python(python, place.cell, line) if place.cell else line
+        names = replace(Names.of(source), is_called_outside=_IN_COMPILE in finding.fixes)
+        for proposal in propose(finding.code, Site(source, names, at, finding.fixes)):
+            text = source.apply(proposal.changes)
+            text = as_notebook(content, text) if is_notebook(file) else text
+            yield _Candidate(finding.code, f"{name}:{line}" if line else name, file, text, proposal)
 
     def _is_own(self, file: Path) -> bool:
         """Return whether a file is the program's, and no installed package's."""
         folders = (Path.cwd(), self.program.folder)
-        return file.suffix == ".py" and any(file.is_relative_to(one) for one in folders) and "site-packages" not in file.parts
+        return _has_source(file) and any(file.is_relative_to(one) for one in folders) and "site-packages" not in file.parts
 
     def _verify(self, texts: dict[Path, bytes]) -> Verdict:
         self.verifications += 1
@@ -222,10 +232,13 @@ class _Search:
     def _refusal(self, code: str, current: Verdict, verdict: Verdict) -> str | None:
         """Return why an edit is not kept: it leaves the cause, brings another, or changes what one device trains."""
         before, after = _open(current), _open(verdict)
-        if not verdict.is_equivalent and (verdict.exit_code != 1 or not after < before):
-            return f"{verdict.verdict} with {', '.join(sorted({word for _, word in after}))}"
+        others = {place for place in after - before if code in _REPORTS or place[1] not in _REPORTS} | (after & before)
+        if not verdict.is_equivalent and (verdict.exit_code != 1 or not others < before):
+            raised = [error_line(run.failure, "") for run in verdict.runs if run.failure]
+            return f"{verdict.verdict} with {', '.join(raised[:1] or sorted({word for _, word in after}))}"
         first, last = (self.folder / str(number) / "reference" for number in (1, self.verifications))
-        if code not in _ONE_DEVICE_IS_WRONG and not trains_alike(first, last):
+        is_compared = self.trains_on_one_device and code not in _ONE_DEVICE_IS_WRONG
+        if is_compared and not trains_alike(first, last):
             return "it changes what one device trains"
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import libcst as cst
@@ -9,6 +10,11 @@ import libcst as cst
 from emulate.fix.source import Source, last_name
 
 _REPLICAS = "num_replicas_in_sync"
+_ON_ONE_DEVICE = {
+    "1": re.compile(rf"[\w.()]*({_REPLICAS}|num_input_pipelines)|len\(.*worker.*\)", re.DOTALL),
+    "0": re.compile(r"[\w.()]*(input_pipeline_id|replica_id_in_sync_group|task_id)|.*\[.index.\]", re.DOTALL),
+}
+"""What the number and the index of replicas and hosts are on one device, and how they are written."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +25,13 @@ class Names:
         tf: Its name of TensorFlow, None where it does not import it.
         core: Its name of gpudist_core, None where it does not import it.
         strategy: Its strategy, a name that all functions of the file see; None where it has none.
+        is_called_outside: Whether the edited line also runs where there is no replica: Keras calls a loss of `compile` so.
     """
 
     tf: str | None
     core: str | None
     strategy: str | None
+    is_called_outside: bool = False
 
     @classmethod
     def of(cls, source: Source) -> Names:
@@ -38,15 +46,22 @@ class Names:
 
     def all_reduced(self, value: str, how: str = "SUM") -> str:
         """Return a value summed over the replicas, as an expression."""
-        return f"{self.tf}.distribute.get_replica_context().all_reduce({self.tf}.distribute.ReduceOp.{how}, {value})"
+        context = f"{self.tf}.distribute.get_replica_context()"
+        reduced = f"{context}.all_reduce({self.tf}.distribute.ReduceOp.{how}, {value})"
+        return f"({reduced} if {context} else {value})" if self.is_called_outside else reduced
+
+    def gathered(self, value: str) -> str:
+        """Return the rows of a value of all replicas, as an expression."""
+        return f"{self.tf}.distribute.get_replica_context().all_gather({value}, axis=0)"
 
 
-def is_replicas(source: Source, node: cst.CSTNode) -> bool:
-    """Return whether an expression is the number of replicas: the attribute, or a name that was given it."""
-    if last_name(node) == _REPLICAS:
-        return True
-    given = [one for one in source.all(cst.Assign) if last_name(one.value) == _REPLICAS]
-    return any(last_name(target.target) == last_name(node) != "" for one in given for target in one.targets)
+def value_on_one_device(source: Source, node: cst.CSTNode) -> str | None:
+    """Return the value that one device has for a number or an index of replicas or hosts, or a name of one; else None."""
+    texts = [source.code(node)] if isinstance(node, cst.Attribute) else []
+    if isinstance(node, cst.Name):
+        given = [one for one in source.all(cst.Assign) if source.code(one.targets[0].target) == node.value]
+        texts = [source.code(one.value) for one in given]
+    return next((value for text in texts for value, written in _ON_ONE_DEVICE.items() if written.fullmatch(text)), None)
 
 
 def _imports(source: Source) -> list[tuple[str, str]]:

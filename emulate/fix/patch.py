@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from emulate.errors import UsageError
+from emulate.files import replace_file
 
 _NO_NEWLINE = "\n\\ No newline at end of file\n"
 
@@ -76,13 +76,5 @@ def _replace(file: Path, content: bytes) -> Path:
     backups = (file.with_name(f"{file.name}.orig{number or ''}") for number in count())
     backup = next(path for path in backups if not path.exists())
     shutil.copy2(file, backup)
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        shutil.copymode(file, name)
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(file, content)
     return backup

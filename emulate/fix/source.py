@@ -96,6 +96,11 @@ class Source:
             node = self._parents[node]
         return node
 
+    def holds(self, outer: CSTNode, inner: CSTNode) -> bool:
+        """Return whether the text of a node has that of another one in it."""
+        (start, end), (first, last) = self.span(outer), self.span(inner)
+        return start <= first and last <= end
+
     def parent(self, node: CSTNode) -> CSTNode | None:
         """Return what holds a node."""
         return self._parents.get(node)
@@ -130,9 +135,9 @@ class Source:
         return len(statement.body) == 1 and not line.strip()
 
     def apply(self, changes: Iterable[Change]) -> bytes:
-        """Return the file's content with changes, which must not overlap."""
+        """Return the file's content with changes, which must not overlap; of those at one place the first comes first."""
         code = self._code
-        for change in sorted(changes, key=lambda one: (one.start, one.end), reverse=True):
+        for change in sorted(changes, key=lambda one: (one.start, one.end))[::-1]:
             code = code[: change.start] + change.text.encode() + code[change.end :]
         return code.decode().encode(self.module.encoding)
 

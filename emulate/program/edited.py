@@ -32,16 +32,21 @@ def install_edits(edits: Iterable[tuple[Path, bytes]], path: Callable[[Path], Pa
         linecache.updatecache = partial(_update_linecache, linecache.updatecache)
 
 
+def edited(file: str) -> bytes | None:
+    """Return the edited content of a file; None where it is not edited."""
+    return _texts.get(os.path.realpath(file))
+
+
 def source_loader(name: str, file: str) -> SourceFileLoader:
     """Return the loader of a source file: of its edited source where there is one."""
-    text = _texts.get(os.path.realpath(file))
+    text = edited(file)
     return SourceFileLoader(name, file) if text is None else _EditedSource(name, file, text)
 
 
 def _update_linecache(
     original: Callable[[str, dict[str, Any] | None], list[str]], filename: str, module_globals: dict[str, Any] | None = None
 ) -> list[str]:
-    text = _texts.get(os.path.realpath(filename))
+    text = edited(filename)
     if text is None:
         return original(filename, module_globals)
     lines = importlib.util.decode_source(text).splitlines(keepends=True)
@@ -65,7 +70,7 @@ class _EditedSource(SourceFileLoader):
 class _EditedModules(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.origin is None or os.path.realpath(spec.origin) not in _texts:
+        if spec is None or spec.origin is None or edited(spec.origin) is None:
             return None
         spec.loader = source_loader(fullname, spec.origin)
         return spec

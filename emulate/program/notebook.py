@@ -8,6 +8,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from emulate.errors import UsageError
 
@@ -42,12 +43,13 @@ def is_notebook(file: Path) -> bool:
     return file.suffix == SUFFIX
 
 
-def cells_of(file: Path, name: str) -> list[Cell]:
+def cells_of(file: Path, name: str, content: bytes | None = None) -> list[Cell]:
     """Read the code cells of a notebook.
 
     Args:
         file: The notebook.
         name: The program as it was written, for messages.
+        content: What the notebook is to have instead of what it has.
 
     Returns:
         The cells, in order.
@@ -55,7 +57,7 @@ def cells_of(file: Path, name: str) -> list[Cell]:
     Raises:
         UsageError: When it cannot be read, is no notebook, or a cell is not valid Python.
     """
-    sources = [text for text in _sources(file, name) if text.strip()]
+    sources = [text for text in _sources(file, name, content) if text.strip()]
     return [_cell(number, text, file, name) for number, text in enumerate(sources, 1)]
 
 
@@ -65,13 +67,18 @@ def skipped(file: Path, cells: list[Cell]) -> str:
     return f"Skipped in {file.name}, because only IPython can run it: {'; '.join(named)}." if named else ""
 
 
-def _sources(file: Path, name: str) -> list[str]:
+def code_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return the code cells of a notebook's JSON, each with its text."""
+    sheets = notebook.get("worksheets", [notebook])  # before version 4
+    cells = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
+    sources = [cell["source"] if "source" in cell else cell["input"] for cell in cells]
+    return [(cell, source if isinstance(source, str) else "".join(source)) for cell, source in zip(cells, sources, strict=True)]
+
+
+def _sources(file: Path, name: str, content: bytes | None) -> list[str]:
     try:
-        notebook = json.loads(file.read_bytes())
-        sheets = notebook.get("worksheets", [notebook])  # before version 4
-        cells = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
-        sources = [cell["source"] if "source" in cell else cell["input"] for cell in cells]
-        texts = [source if isinstance(source, str) else "".join(source) for source in sources]
+        notebook = json.loads(file.read_bytes() if content is None else content)
+        texts = [text for _, text in code_cells(notebook)]
     except OSError as error:
         raise UsageError(f"A program's file must be readable. Received: program={name!r} ({error.strerror}).") from None
     except (ValueError, KeyError, TypeError) as error:

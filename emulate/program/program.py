@@ -28,7 +28,7 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.program import notebook, source
-from emulate.program.edited import install_edits, source_loader
+from emulate.program.edited import edited, install_edits, source_loader
 from emulate.program.notebook import cells_of
 from emulate.program.tracebacks import package_of, working_directory
 
@@ -349,7 +349,7 @@ def _run_notebook(program: Program, path: PathMap) -> None:
     assert program.file is not None
     module = _main_module(None, None, None)
     module.__dict__["display"] = print  # which IPython provides
-    for cell in cells_of(path(program.file), program.name):
+    for cell in cells_of(path(program.file), program.name, edited(str(program.file))):
         name = cell.file_name(program.file)
         # Without a time of change linecache does not look for a file of this name, and keeps the entry.
         linecache.cache[name] = (len(cell.source), None, cell.source.splitlines(keepends=True), name)

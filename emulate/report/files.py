@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.errors import Unavailable, UsageError
+from emulate.files import replace_file
 from emulate.program import lines_of_traceback
 from emulate.report.runs import kind_of, last_line
 
@@ -86,7 +87,7 @@ def write_whole(path: Path, text: str) -> None:
             with path.open("a", encoding="utf-8") as file:  # behind /dev/fd/3 there may be a file that others write too
                 file.write(text)
         else:
-            _replace(path, text)
+            replace_file(path, text.encode("utf-8"))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -94,25 +95,6 @@ def write_whole(path: Path, text: str) -> None:
             f"A report must find room in its file. Received: file={str(path)!r} ({error.strerror or error}). "
             "Make room there, or name another."
         ) from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file beside it, which takes its place with the permissions that it has, or would get from a plain open."""
-    if path.exists():
-        mode = path.stat().st_mode & 0o777
-    else:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = 0o666 & ~mask
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _is_special(path: Path) -> bool:
@@ -145,6 +127,10 @@ def write_sarif(verdict: Verdict, path: Path) -> None:
 def to_sarif(verdict: Verdict) -> dict[str, Any]:
     """Return the findings of all topologies as a SARIF log: a result for each cause, by its lines."""
     results = _merged(_results(verdict))
+    codes, changes = {one.code: one.words for one in verdict.fixes}, _changes(verdict.patch)
+    for result in results:
+        if changes and result["ruleId"] in codes:
+            result["fixes"] = [{"description": {"text": codes[result["ruleId"]]}, "artifactChanges": changes}]
     rules: dict[str, dict[str, Any]] = {}
     for result in results:
         url = result.pop("url", None)
@@ -203,6 +189,29 @@ def _whole_file(program: str) -> list[dict[str, Any]]:
     """Return the program's file without a line: code hosts refuse a result without a place."""
     file = program.partition(":")[0]
     return [{"physicalLocation": {"artifactLocation": {"uri": _uri(file)}}}] if Path(file).is_file() else []
+
+
+_HUNK = re.compile(r"@@ -(\d+),?(\d*) ")
+
+
+def _changes(patch: str) -> list[dict[str, Any]]:
+    """Return what a unified diff replaces in each file, line by line: with all of it the program is proven."""
+    changes: list[dict[str, Any]] = []
+    for line in patch.split("\n"):
+        if line.startswith("--- a/"):
+            name = line.removeprefix("--- a/")
+            uri = _uri(
+                name if Path(name).exists() else f"/{name}"
+            )  # outside of the working directory the diff has the whole path
+            changes.append({"artifactLocation": {"uri": uri}, "replacements": []})
+        elif hunk := _HUNK.match(line):
+            first = int(hunk[1])
+            region = {"startLine": first, "endLine": first + int(hunk[2] or 1) - 1}
+            changes[-1]["replacements"].append({"deletedRegion": region, "insertedContent": {"text": ""}})
+        elif line.startswith((" ", "+")) and not line.startswith("+++ b/"):
+            content = changes[-1]["replacements"][-1]["insertedContent"]
+            content["text"] += ("\n" if content["text"] else "") + line[1:]
+    return changes
 
 
 def _merged(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,13 +10,14 @@ from typing import Any
 
 from emulate.verify.api import compare_traces, trains_alike, verify
 from emulate.verify.noise import FACTOR
-from emulate.verify.verdict import Difference, Farthest, Finding, Reference, Run, Samples, StepGraph, StepsRun, Verdict
+from emulate.verify.verdict import Difference, Farthest, Finding, Fix, Reference, Run, Samples, StepGraph, StepsRun, Verdict
 
 __all__ = [
     "FACTOR",
     "Difference",
     "Farthest",
     "Finding",
+    "Fix",
     "Reference",
     "Run",
     "Samples",

@@ -289,6 +289,29 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Fix:
+    """Describe an edit that removed a cause.
+
+    Attributes:
+        code: The cause's.
+        words: What the edit does.
+        place: The line of the finding, `train.py:33`, in the program with the edits before this one.
+        patch: Its unified diff, which follows those of the edits before it.
+        form: `plain` or `core`.
+        verdict_after: The verdict on the program with this edit and those before it.
+        proven: Whether the program with all edits trains the same model as the unedited program does on one device.
+    """
+
+    code: str
+    words: str
+    place: str
+    patch: str
+    form: str
+    verdict_after: str
+    proven: bool = False
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Hold the result of `gpudist verify`: the reference and one run for each topology.
 
@@ -296,6 +319,8 @@ class Verdict:
         strict: Whether the verdict `by-design` counts as a failure.
         program_starts: How often gpudist started the program, however few steps it made; on several hosts it counts once.
         evaluations: How often it evaluated kept functions of the program's steps instead.
+        fixes: The edits that `gpudist verify --fix` has made in memory.
+        patch: The unified diff of all of them together, where that is proven; else empty.
     """
 
     program: str
@@ -308,6 +333,8 @@ class Verdict:
     strict: bool = False
     program_starts: int = 0
     evaluations: int = 0
+    fixes: tuple[Fix, ...] = ()
+    patch: str = ""
 
     @property
     def is_equivalent(self) -> bool:
@@ -353,6 +380,8 @@ class Verdict:
             "runs": [_plain(run) for run in self.runs],
             "notes": list(self.notes),
             "note_codes": list(_codes_of(self.notes)),
+            "fixes": [vars(one) for one in self.fixes],
+            "patch": self.patch,
         }
 
 

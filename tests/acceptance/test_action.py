@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from emulate.verify.verdict import Finding, Reference, Run, Verdict
+from emulate.verify.verdict import Finding, Fix, Reference, Run, Verdict
 
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -126,6 +126,20 @@ def test_a_cause_is_one_annotation_at_its_line_and_fails_the_job(stand_in: Calla
     assert step.annotations == [f"::error {where}::4x too large: 100%25%0AFix: Divide by the%0Aglobal batch."]
     assert step.summary == "### gpudist: 1x4 divergent, 2x2 divergent\n\n````text\nthe report\n````\n"
     assert "exit-code=1\n" in step.output
+
+
+def test_a_proven_edit_is_a_notice_at_its_line_and_a_diff_in_the_summary(stand_in: Callable[[str], Path]) -> None:
+    folder = stand_in("gpudist")
+    patch = "--- a/sub/train.py\n+++ b/sub/train.py\n@@ -63 +63 @@\n-loss\n+loss / 4\n"
+    edit = Fix("loss-scaling", "Divide it.", "train.py:63", patch, "plain", "equivalent", proven=True)
+    content = json.loads(verdict_of(Run("1x4", "divergent", causes=(SCALING,))))
+    content |= {"fixes": [vars(edit)], "patch": patch}
+    step = run_step("Verify", folder, {"program": "sub/train.py", "fix": "true"}, VERDICT=json.dumps(content), CODE="1")
+    assert "|--fix|" in (folder / "called").read_text()
+    notice = step.annotations[-1]
+    assert notice.startswith("::notice file=sub/train.py,line=63,title=gpudist%3A edit for loss-scaling%2C proven together")
+    assert notice.endswith("-loss%0A+loss / 4%0A")
+    assert step.summary.endswith(f"````diff\n{patch}````\n")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from benchmarks.scorecard import cells, table
 from benchmarks.scorecard.__main__ import jobs
 from benchmarks.scorecard.cells import Job, Result, assess, judge_all
 from benchmarks.scorecard.corpus import Answer, Entry, corpus, read
+from benchmarks.scorecard.fixes import with_fixes
 from benchmarks.scorecard.generated import LOOP_BUGS, Spec, drawn
 from emulate.cluster import Preload
 from emulate.report import render
@@ -164,6 +165,20 @@ def test_what_was_right_before_and_is_wrong_now_is_told(monkeypatch: pytest.Monk
     assert "1 cells of the scorecard have not been judged yet." in text
     table.store([], ["it 1x4"])
     assert table.stored() == {"it 1x4": _assessed("divergent", "loss-scaling", line=7)}
+
+
+def test_what_a_fix_made_of_a_cell_stays_until_a_fix_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(table, "STORED", tmp_path / "stored.json")
+    monkeypatch.setattr(table, "PAGE", tmp_path / "table.md")
+    judged = _assessed("divergent", "loss-scaling", line=7)
+    [fixed] = with_fixes([judged], {judged.name: (True, 2)})
+    table.store([fixed], ["it 1x4"])
+    table.store([judged], ["it 1x4"])
+    assert table.stored()["it 1x4"] == fixed
+    assert "| 1 of 1 (2) |" in (tmp_path / "table.md").read_text()
+    assert table.worse_than_stored([judged]) == []
+    [worse] = with_fixes([judged], {judged.name: (False, 3)})
+    assert table.worse_than_stored([worse]) == ["it 1x4: fixed before, now divergent loss-scaling"]
 
 
 def test_the_docs_show_the_stored_figures() -> None:

@@ -22,7 +22,14 @@ from emulate.verify.verdict import Finding, url_of
 TEXTS = Path(__file__).with_name("texts")
 GENERAL = ""
 """Heading of the fix for most programs, which comes first."""
-WRONG, RIGHT, EVIDENCE, FIX, LINKS = SECTIONS = ("Wrong", "Right", "How gpudist recognizes it", "How to fix it", "See also")
+WRONG, RIGHT, EVIDENCE, FIX, EDIT, LINKS = SECTIONS = (
+    "Wrong",
+    "Right",
+    "How gpudist recognizes it",
+    "How to fix it",
+    "Edit",
+    "See also",
+)
 _FENCE = "```"
 _LINK = re.compile(r"\[([^\]]+)\]\((https?://[^)]+)\)")
 
@@ -39,6 +46,7 @@ class CauseText:
         evidence: How gpudist recognizes it.
         fixes: The general fix under `GENERAL`, then others by the heading that says when they suit.
         links: Issues and documentation elsewhere.
+        edit: What `gpudist fix` does; empty where it has no edit.
     """
 
     title: str
@@ -48,6 +56,7 @@ class CauseText:
     right: str = ""
     fixes: Mapping[str, str] = field(default_factory=dict)
     links: str = ""
+    edit: str = ""
 
 
 @cache
@@ -82,6 +91,7 @@ def parse_text(markdown: str) -> CauseText:
         right=code_of(of.get(RIGHT, "")),
         fixes=dict(_split_at_headings(of[FIX], "### ")),
         links=of.get(LINKS, ""),
+        edit=of.get(EDIT, ""),
     )
 
 

@@ -1,17 +1,24 @@
 """`gpudist demo`: its two programs, its exit codes, the copy of the examples, and that the wheel brings them."""
 
+import importlib.util
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+pytest.importorskip("libcst")
+
+import emulate.fix
 import emulate.verify
 from emulate.cli.app import app
 from emulate.examples import FOLDERS, examples_folder
-from emulate.verify.verdict import Finding, Reference, Run, Verdict
+from emulate.fix import FixReport
+from emulate.fix.patch import Edited
+from emulate.verify.verdict import Finding, Fix, Reference, Run, Verdict
 
 ROOT = Path(__file__).parents[3]
 CAUSE = Finding("loss-scaling", "", "", "")
@@ -31,7 +38,15 @@ def answers(monkeypatch):
         runs = tuple(Run(name, word, causes=(CAUSE,) if word == "divergent" else ()) for name in topology)
         return Verdict(str(program), 0, "cpu", {"gpudist": "0"}, Reference("ok", 20), runs)
 
+    def fix(program, topology, **options):
+        before = verify(program.file, topology)
+        after = replace(before, runs=tuple(Run(name, words["edited"]) for name in topology))
+        edit = Fix("loss-scaling", "Divide it.", "train.py:1", "", "plain", after.verdict, proven=True)
+        return FixReport(before, after, (edit,), files={program.file: Edited(b"wrong\n", b"right\n")}, verifications=2)
+
+    words["edited"] = "equivalent"
     monkeypatch.setattr(emulate.verify, "verify", verify)
+    monkeypatch.setattr(emulate.fix, "fix", fix)
     return words
 
 
@@ -43,9 +58,28 @@ def test_the_demo_shows_both_verdicts_the_difference_and_what_to_do_next(answers
     assert "gpudist verify train.py --topology 1x4 --topology 2x2" in done.stdout
 
 
+def test_the_demo_ends_with_the_diff_and_its_proof(answers):
+    done = demo()
+    assert "-wrong\n+right\n" in done.stdout
+    assert "Proven: 1x4 equivalent, 2x2 equivalent with this edit (before: 1x4 divergent, 2x2 divergent)." in done.stdout
+
+
+def test_without_libcst_the_demo_verifies_the_wrong_program_alone(answers, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "libcst" else find(name, *rest))
+    done = demo()
+    assert (done.exit_code, "Proven" in done.stdout) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("folder", "word", "code"),
-    [("programs", "divergent", 70), ("bugs", "equivalent", 70), ("programs", "unavailable", 5), ("bugs", "hung", 4)],
+    [
+        ("programs", "divergent", 70),
+        ("bugs", "equivalent", 70),
+        ("programs", "unavailable", 5),
+        ("bugs", "hung", 4),
+        ("edited", "divergent", 70),
+    ],
 )
 def test_a_verdict_that_the_demo_does_not_expect_fails_it(answers, folder, word, code):
     answers[folder] = word

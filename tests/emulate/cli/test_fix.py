@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from contextlib import nullcontext
 
 import pytest
 from typer.testing import CliRunner
@@ -35,6 +36,7 @@ def program(tmp_path, monkeypatch):
         return Verdict(program.name, 0, "cpu", {}, Reference("ok", 20), (run,))
 
     monkeypatch.setattr(loop, "verify", verify)
+    monkeypatch.setattr(loop, "Preload", lambda modules: nullcontext())
     return file
 
 
@@ -97,3 +99,43 @@ def test_a_syntax_error_is_a_usage_error(program):
     assert done.exit_code == 2
     assert "A program must be valid Python" in done.output
     assert program.read_bytes() == b"def f(:\n"
+
+
+def verify_with_fix(*args):
+    return CliRunner().invoke(app, ["verify", "train.py", "--fix", *args], prog_name="gpudist")
+
+
+def test_verify_adds_proven_edits_to_its_reports_and_keeps_its_exit_code(program):
+    done = verify_with_fix("--json", "verdict.json", "--sarif", "verdict.sarif", "--html", "verdict.html")
+    assert done.exit_code == 1, done.output
+    assert "Proven: 1x4 equivalent with this edit" in done.output
+    written = json.loads(program.with_name("verdict.json").read_text())
+    assert (written["verdict"], written["fixes"][0]["code"]) == ("divergent", "loss-scaling")
+    assert written["patch"] == written["fixes"][0]["patch"]
+    assert 'class="added">+' in program.with_name("verdict.html").read_text()
+    [result] = json.loads(program.with_name("verdict.sarif").read_text())["runs"][0]["results"]
+    [change] = result["fixes"][0]["artifactChanges"]
+    assert change["artifactLocation"] == {"uri": "train.py"}
+    lines, text = WRONG.decode().split("\n"), ""
+    for one in change["replacements"]:
+        region = one["deletedRegion"]
+        text = "\n".join([*lines[: region["startLine"] - 1], one["insertedContent"]["text"], *lines[region["endLine"] :]])
+    assert text == RIGHT.decode()
+    assert program.read_bytes() == WRONG
+
+
+def test_verify_says_which_cause_has_no_proven_edit(program, monkeypatch):
+    monkeypatch.setattr(loop, "trains_alike", lambda first, last: False)
+    done = verify_with_fix("--json", "verdict.json")
+    written = json.loads(program.with_name("verdict.json").read_text())
+    assert (done.exit_code, written["fixes"], written["patch"]) == (1, [], "")
+    assert written["note_codes"] == ["not-fixed"]
+    assert "(edit 1: it changes what one device trains)." in written["notes"][0]
+
+
+@pytest.mark.parametrize("option", ["--traces", "--certificate"])
+def test_verify_with_fix_refuses_files_of_each_verification(program, option):
+    done = verify_with_fix(option, "there")
+    assert done.exit_code == 2
+    assert f"--fix must stand without {option}. Received: {option} 'there'. Leave one of them out." in done.output
+    assert not program.with_name("there").exists()

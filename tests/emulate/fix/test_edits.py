@@ -8,8 +8,9 @@ import pytest
 pytest.importorskip("libcst")
 
 from emulate.errors import UsageError
-from emulate.fix.edits import CORE, EDITS, PLAIN, Site, propose
+from emulate.fix.edits import EDITS, propose
 from emulate.fix.names import Names
+from emulate.fix.proposal import CORE, PLAIN, Site
 from emulate.fix.source import Source
 from emulate.verify.causes import all_causes
 
@@ -123,12 +124,18 @@ def test_gradients_are_summed_before_they_are_clipped():
 def test_gradients_are_summed_behind_the_tape():
     body = "def step(tape, loss):\n    grads = tape.gradient(loss, weights)\n    w.assign_sub(grads[0])  # here\n"
     edited = lines("missing-all-reduce", body)
-    assert f"    grads = tape.gradient(loss, weights)\n    grads = {CONTEXT}.all_reduce({SUM}, grads)\n" in edited
+    assert f"    grads = {CONTEXT}.all_reduce({SUM}, tape.gradient(loss, weights))\n" in edited
 
 
 def test_a_second_all_reduce_goes_with_its_line():
     body = f"def step(g):\n    g = {CONTEXT}.all_reduce({SUM}, g)  # here\n    apply(g)\n"
     assert lines("double-all-reduce", body) == "def step(g):\n    apply(g)\n"
+
+
+def test_gradients_that_are_averaged_are_summed():
+    body = f"def step(g):\n    g = {CONTEXT}.all_reduce(tf.distribute.ReduceOp.MEAN, g)  # here\n"
+    edited = lines("loss-scaling", body, fixes=["If the gradients are too small"])
+    assert f"g = {CONTEXT}.all_reduce({SUM}, g)  # here" in edited
 
 
 def test_results_of_replicas_are_summed():
@@ -195,3 +202,8 @@ def test_edits_are_of_causes_that_exist():
 def test_a_file_that_cannot_be_kept_is_refused():
     with pytest.raises(UsageError, match=r"A file to edit must be valid Python\. Received: file='train\.py'"):
         Source(b"def f(:\n", Path("train.py"))
+
+
+@pytest.mark.parametrize("cause", all_causes(), ids=lambda cause: cause.code)
+def test_a_cause_says_in_words_what_its_edit_does_exactly_if_it_has_one(cause):
+    assert bool(cause.text.edit) is (cause.code in EDITS)

@@ -1,5 +1,9 @@
 """Which edits are kept, with verdicts that are made up from the text of the program."""
 
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("libcst")
@@ -35,11 +39,13 @@ class Judge:
 
     def __init__(self, monkeypatch, *, same_on_one_device=lambda text: True, more=lambda text: ()):
         self.texts = []
+        self.reference = Reference("ok", 20)
         self._more = more
         monkeypatch.setattr(loop, "verify", self._verify)
+        monkeypatch.setattr(loop, "Preload", lambda modules: nullcontext())
         monkeypatch.setattr(loop, "trains_alike", lambda first, last: same_on_one_device(self.texts[-1]))
 
-    def _verify(self, program, topology, *, traces):
+    def _verify(self, program, topology, *, traces, preload):
         text = dict(program.edits).get(program.file, program.file.read_bytes()).decode()
         self.texts.append(text)
         findings = [
@@ -50,7 +56,7 @@ class Judge:
         ]
         findings += [Finding(code, "", "", "") for code in self._more(text)]
         run = Run("1x4", "divergent" if findings else "equivalent", causes=tuple(findings))
-        return Verdict(program.name, 0, "cpu", {}, Reference("ok", 20), (run,))
+        return Verdict(program.name, 0, "cpu", {}, self.reference, (run,))
 
 
 @pytest.fixture
@@ -120,5 +126,36 @@ def test_a_form_can_be_chosen(program, monkeypatch):
 
 
 def test_what_is_no_python_file_is_refused(program):
-    with pytest.raises(UsageError, match="gpudist fix edits Python files"):
+    with pytest.raises(UsageError, match="gpudist fix edits Python files and notebooks"):
         fix(Program.find(lambda: None), ["1x4"])
+
+
+def test_the_cell_of_a_notebook_is_edited(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loop, "trains_alike", lambda first, last: True)
+    monkeypatch.setattr(loop, "Preload", lambda modules: nullcontext())
+    cells = ["import tensorflow as tf\n", "%time\nloss = tf.reduce_mean(x)"]
+    content = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
+    (tmp_path / "train.ipynb").write_text(json.dumps(content))
+
+    def verify(program, topology, **options):
+        text = dict(program.edits).get(Path.cwd() / "train.ipynb", b"").decode()
+        finding = Finding("loss-scaling", "", "", "", locations=(Location("train.ipynb", 2, "", cell=2),))
+        run = Run("1x4", "equivalent") if "num_replicas" in text else Run("1x4", "divergent", causes=(finding,))
+        return Verdict(program.name, 0, "cpu", {}, Reference("ok", 20), (run,))
+
+    monkeypatch.setattr(loop, "verify", verify)
+    report = fix(Program.find("train.ipynb"), ["1x4"])
+    [edit] = report.fixes
+    [texts] = report.files.values()
+    assert (edit.place, report.exit_code) == ("train.ipynb, cell 2:2", 0)
+    sources = [cell["source"] for cell in json.loads(texts.after)["cells"]]
+    divided = "tf.reduce_mean(x) / tf.distribute.get_strategy().num_replicas_in_sync"
+    assert sources == [cells[0], f"%time\nloss = {divided}"]
+
+
+def test_a_program_that_fails_on_one_device_needs_not_train_there_as_before(program, monkeypatch):
+    judge = Judge(monkeypatch, same_on_one_device=lambda text: False)
+    judge.reference = Reference("failed")
+    report = fix(program(), ["1x4"])
+    assert (report.exit_code, report.changes_one_device) == (0, True)
