@@ -1,6 +1,7 @@
 """Edits on syntax trees: what is proposed for a line, and that all else of the file stays."""
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,16 @@ def test_a_count_is_summed_and_the_division_by_replicas_goes():
         count = {CONTEXT}.all_reduce({SUM}, tf.reduce_sum(mask))  # here
         return tf.reduce_sum(x * mask) / count
     """)
+
+
+def test_a_loss_that_keras_also_calls_outside_of_replicas_is_summed_within_them_alone():
+    text = HEAD + "def loss(y, p):\n    return tf.reduce_sum(p) / tf.reduce_sum(y)\n"
+    source, line = Source(text.encode(), Path("train.py")), len(text.splitlines())
+    names = replace(Names.of(source), is_called_outside=True)
+    first = next(propose("local-normalization", Site(source, names, line, ())))
+    context = "tf.distribute.get_replica_context()"
+    reduced = f"{context}.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(y))"
+    assert f"tf.reduce_sum(p) / ({reduced} if {context} else tf.reduce_sum(y))" in source.apply(first.changes).decode()
 
 
 def test_the_divisor_is_summed_and_not_the_dividend():

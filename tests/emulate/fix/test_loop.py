@@ -54,7 +54,8 @@ class Judge:
             for code, (wrong, right) in CODES.items()
             if wrong in line and (right is None or right not in line)
         ]
-        findings += [Finding(code, "", "", "") for code in self._more(text)]
+        last = (Location(str(program.file), len(text.splitlines()), ""),)
+        findings += [Finding(code, "", "", "", locations=last) for code in self._more(text)]
         run = Run("1x4", "divergent" if findings else "equivalent", causes=tuple(findings))
         return Verdict(program.name, 0, "cpu", {}, self.reference, (run,))
 
@@ -103,6 +104,15 @@ def test_an_edit_that_brings_another_cause_is_refused(program, monkeypatch):
     assert any(
         "(edit 1: divergent with nan; edit 2: divergent with regularization-per-replica)" in why for why in report.not_fixed
     )
+
+
+def test_a_report_that_was_right_only_by_what_was_trained_is_mended_after_it(program, monkeypatch):
+    """The mean of losses that are divided once more is too small from then on."""
+    monkeypatch.setitem(CODES, "loss-report", ("only by more", None))
+    Judge(monkeypatch, more=lambda text: ["loss-report"] if "num_replicas" in text and '"MEAN"' in text else [])
+    report = fix(program(WRONG.replace("    loss += tf.add_n(model.losses)\n", "")), ["1x4"])
+    assert [one.code for one in report.fixes] == ["loss-scaling", "loss-report"]
+    assert report.exit_code == 0
 
 
 def test_a_cause_without_an_edit_is_said_with_its_fix_in_words(program, monkeypatch):
