@@ -330,7 +330,8 @@ class Shares:
         Returns:
             Of each share the losses, and the gradients by variable and by tensor.
         """
-        mixing, cut = self.mixing, [name for name in factors if name not in switches]
+        # In one order, as a graph that is kept has one.
+        mixing, cut = self.mixing, sorted(name for name in factors if name not in switches)
         floats = [name for name in (*switches, *cut) if is_float(mixing.values[name])]
         given = []
         for share, rows in enumerate(self._shares):

@@ -63,6 +63,14 @@ AGAINST = """
         losses = tf.reduce_logsumexp(scores, axis=1) - tf.reduce_sum(guess * guess, axis=1)
         loss = tf.reduce_mean(losses) / strategy.num_replicas_in_sync
 """
+ALIKE = """
+        guess = model(x, training=True)
+        scores = tf.matmul(guess, {whole}guess{end}, transpose_b=True)
+        alike = tf.matmul(y, {whole}y{end}, transpose_b=True)
+        weighted = tf.reduce_sum(scores * alike, axis=1) / (1 + tf.reduce_sum(alike, axis=1))
+        losses = tf.reduce_logsumexp(scores, axis=1) - weighted
+        loss = tf.reduce_sum(losses) / 16
+"""
 AVERAGED = """
         squares = {whole}tf.reduce_sum(x**2, axis=0){end}
         averaged.assign(0.9 * averaged + 0.1 * tf.sqrt(squares))
@@ -83,6 +91,7 @@ CASES = {
     "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
     "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
     "a mean of rows against rows, divided by the replicas": (AGAINST, GATHERED, "in-batch-negatives", "scores"),
+    "rows against rows by their labels": (ALIKE, GATHERED, "in-batch-negatives", "scores"),
     "a variable that averages what replicas assign": (AVERAGED, SUMMED, "variable-aggregation", "squares"),
     "a variable of each replica": (OWN, SUMMED, "variable-aggregation", "size"),
 }
