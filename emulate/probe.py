@@ -70,7 +70,7 @@ def _install_tensorflow(recorder: Recorder, interventions: Interventions) -> Non
         coordinator.install(recorder)
     if recorder.several_hosts:
         trace = recorder.trace
-        progress.install(progress.Listener(recorder.send, lambda: trace.num_steps, trace.write))
+        progress.install(recorder.send, lambda: trace.num_steps, trace.write)
 
 
 def _number_asked(recorder: Recorder) -> None:

@@ -26,6 +26,8 @@ class HostContext:
         host: This host's number.
         role: `worker`, `chief` or `ps`.
         directory: This host's own folder: `host-<number>` in the folder of the run.
+        views: What this run sees of the user's folders.
+        has_own_network: Whether the hosts have a private network.
     """
 
     topology: Topology
@@ -33,7 +35,7 @@ class HostContext:
     role: str
     directory: Path
     _channel: Channel = field(repr=False)
-    _views: Views = field(repr=False)
+    views: Views = field(repr=False)
     has_own_network: bool = False
 
     def send(self, event: Mapping[str, Any]) -> None:
@@ -66,18 +68,13 @@ class HostContext:
         """Return the file descriptor of the connection to the supervisor."""
         return self._channel.fileno()
 
-    @property
-    def views(self) -> Views:
-        """Return what this run sees of the user's folders."""
-        return self._views
-
     def path(self, path: Path) -> Path:
         """Return the place of a user's file in this run: the same path, or its working copy."""
-        return self._views.path(path)
+        return self.views.path(path)
 
     def is_private(self, path: str) -> bool:
         """Return whether what is written at this path belongs to this run: in a view, or in the run's folder."""
-        return self._views.is_private(path)
+        return self.views.is_private(path)
 
     def note(self, code: str, text: str) -> None:
         """Tell the supervisor something the user should know."""

@@ -296,6 +296,6 @@ def main(file: int) -> NoReturn:
         values, place, views, channel, output, parent = pickle.load(stream)
     for fd in (channel, *(output or ())):
         os.set_inheritable(fd, False)
-    context = HostContext(**place, _channel=Channel(socket.socket(fileno=channel)), _views=views)
+    context = HostContext(**place, _channel=Channel(socket.socket(fileno=channel)), views=views)
     settings = HostSettings(**values, faults=HostFaults(context.host, {}, Board(1)))
     run(settings, context, output, parent)

@@ -21,28 +21,25 @@ class OutputRelay:
     """
 
     def __init__(self, roles: Sequence[str]) -> None:
-        self._names = [host_name(roles, number) for number in range(len(roles))]
         self._pipes: list[tuple[int, str, int]] = []  # where to read, what to put in front, where to write
         self._rests: dict[int, bytes] = {}
         self.fds: list[int] = []
-        self._are_ours: list[int] = []
         self._ended: set[int] = set()
         if len(roles) == 1:
             self.fds = [1, 2]  # a terminal stays a terminal
             return
-        for name in self._names:
+        for number in range(len(roles)):
             for target in (1, 2):
                 reader, writer = os.pipe()
                 os.set_blocking(reader, False)
-                self._pipes.append((reader, f"[{name}] ", target))
+                self._pipes.append((reader, f"[{host_name(roles, number)}] ", target))
                 self.fds.append(writer)
-                self._are_ours.append(writer)
 
     def close_their_ends(self) -> None:
         """Close what was handed to the hosts."""
-        for fd in self._are_ours:
+        for fd in self.fds if self._pipes else ():  # a single host has this process's own
             os.close(fd)
-        self._are_ours = []
+        self.fds = []
 
     @property
     def readers(self) -> list[int]:

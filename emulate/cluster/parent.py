@@ -89,9 +89,13 @@ class Preload(AbstractContextManager["Preload"]):
 
     def _start(self, theirs: Channel, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         environment.pop("TF_CONFIG", None)
+        # With the script's folder last: TensorFlow must not import a timeit.py beside the script.
+        beside = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or ""))
+        entries = dict.fromkeys([*filter(None, sys.path), _ROOT])
+        search_path = sorted(entries, key=lambda entry: os.path.realpath(entry) == beside)
         with (self.directory / "preload.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno()), *_search_path()],
+                [sys.executable, "-c", _START, str(theirs.fileno()), *search_path],
                 env=environment,
                 cwd="/",  # a keras.py in the working directory is the program's affair
                 stdin=subprocess.DEVNULL,
@@ -148,12 +152,6 @@ class Preload(AbstractContextManager["Preload"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _search_path() -> list[str]:
-    """Return the search path with the script's folder last: TensorFlow must not import a timeit.py beside the script."""
-    beside = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or ""))
-    return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
 
 
 def _end(fork_guard: ForkGuard, control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int | None) -> None:

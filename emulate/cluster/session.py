@@ -212,7 +212,12 @@ class Round:
         Raises:
             NeedsBareClusterError: When the job cannot run on this cluster.
         """
-        ending = self.watch.follow(lambda: not self._pending(), self._take, self._find_stragglers)
+        num_hosts = len(self._session.hosts)
+        ending = self.watch.follow(
+            lambda: not self._pending(),
+            self._take,
+            lambda: HANG if self._stragglers.are_lost(self._pending(), num_hosts) else "",
+        )
         if ending != DONE:
             self._session.reject(_UNFIT[ending])
             stacks = self._session.running.stacks()
@@ -223,9 +228,6 @@ class Round:
 
     def _pending(self) -> list[int]:
         return [host for host in self._session.hosts if host not in self._results]
-
-    def _find_stragglers(self) -> str:
-        return HANG if self._stragglers.are_lost(self._pending(), len(self._session.hosts)) else ""
 
     def _take(self, host: int, event: Event) -> None:
         self._session.take(host, event)

@@ -94,7 +94,16 @@ def without_matplotlib() -> Iterator[None]:
 def watch() -> None:
     """Change the class of the eager context. To be called once in a process, when TensorFlow has been imported."""
     cls = sys.modules[CONTEXT].Context
-    _keep_renewed_collectives(cls)
+
+    @instead_of(cls, "enable_collective_ops")
+    def enable_collective_ops(real: Any, self: Any, server_def: Any) -> None:
+        global _are_new
+        are_new, _are_new = _are_new, False
+        current = self._collective_ops_server_def
+        if are_new and current is not None and _place(current) == _place(server_def):
+            self._collective_ops_server_def = server_def
+        else:
+            real(self, server_def)
 
     @instead_of(cls, "ensure_initialized")
     def ensure_initialized(real: Any, self: Any) -> None:
@@ -115,18 +124,6 @@ def before_runtime(action: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _before_start.clear()
-
-
-def _keep_renewed_collectives(cls: Any) -> None:
-    @instead_of(cls, "enable_collective_ops")
-    def enable_collective_ops(real: Any, self: Any, server_def: Any) -> None:
-        global _are_new
-        are_new, _are_new = _are_new, False
-        current = self._collective_ops_server_def
-        if are_new and current is not None and _place(current) == _place(server_def):
-            self._collective_ops_server_def = server_def
-        else:
-            real(self, server_def)
 
 
 def _place(server_def: Any) -> tuple[Any, ...]:

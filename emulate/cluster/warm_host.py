@@ -80,32 +80,23 @@ class WarmHost:
         os.environ["TMPDIR"] = str(folder)
         tempfile.tempdir = None
         when_imported(upstream.CONTEXT, upstream.watch)
-        context.answer(_idle())
         while True:
+            context.answer({"event": IDLE, "first_key": upstream.first_key()})
             job: Job | Renew = pickle.loads(context.receive())
             if isinstance(job, Renew):
                 upstream.renew_collectives(job.first_key)
-            else:
-                os.truncate(output, 0)
-                _do(job, context)
-            context.answer(_idle())
-
-
-def _do(job: Job, context: HostContext) -> None:
-    if job.resets or job.number == 1:  # what sets up something for later jobs may change the working directory, too
-        sys.path[:] = job.search_path
-        os.chdir(context.path(job.cwd))
-    reset = Reset() if job.resets else None
-    answer = _run(job, context)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    context.answer(answer)
-    if reset is not None:
-        reset.undo()
-
-
-def _idle() -> dict[str, Any]:
-    return {"event": IDLE, "first_key": upstream.first_key()}
+                continue
+            os.truncate(output, 0)
+            if job.resets or job.number == 1:  # what sets up something for later jobs may change the working directory, too
+                sys.path[:] = job.search_path
+                os.chdir(context.path(job.cwd))
+            reset = Reset() if job.resets else None
+            answer = _run(job, context)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            context.answer(answer)
+            if reset is not None:
+                reset.undo()
 
 
 def _run(job: Job, context: HostContext) -> dict[str, Any]:

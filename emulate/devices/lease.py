@@ -53,8 +53,9 @@ class GpuLease:
 
     def close(self) -> None:
         """Let others have them."""
+        global _let_go_at
         if self._held:
-            gpus_let_go()
+            _let_go_at = time.monotonic()
         while self._held:
             uuid, held = self._held.pop()
             _mine.pop(uuid, None)
@@ -125,13 +126,7 @@ def _take(uuid: str, until: float, patience: float, ask: Callable[[], None]) -> 
 
 PATIENCE = 5.0
 _PAUSE = 0.25
-_let_go_at = float("-inf")
-
-
-def gpus_let_go() -> None:
-    """Record that a cluster of this process with GPUs has ended."""
-    global _let_go_at
-    _let_go_at = time.monotonic()
+_let_go_at = float("-inf")  # when a cluster of this process with GPUs has ended last
 
 
 def patience_now() -> float:

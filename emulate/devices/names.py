@@ -7,7 +7,6 @@ TensorFlow's own code included: a GPU's name can only have come from the program
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
@@ -125,7 +124,14 @@ def translate_placement(names: DeviceNames) -> None:
 
         @instead_of(cls, "device")
         def device(real: Any, self: Any, name: Any) -> Any:
-            return real(self, _of_function(name, names) if callable(name) else names.real(name))
+            if not callable(name):
+                return real(self, names.real(name))
+
+            @functools.wraps(name)
+            def chosen(operation: Any) -> Any:  # TF 1's device functions choose a device for each operation
+                return names.real(name(operation))
+
+            return real(self, chosen)
 
     def translated(real: Any, *args: Any, **kwargs: Any) -> Any:
         """Translate the first argument, and perhaps others, which are devices."""
@@ -134,13 +140,3 @@ def translate_placement(names: DeviceNames) -> None:
     instead_of(upstream.device_util(), "canonicalize")(translated)
     for module in (upstream.prefetching(), *upstream.data_modules()):
         instead_of(module, "copy_to_device")(translated)
-
-
-def _of_function(choose: Callable[..., Any], names: DeviceNames) -> Callable[..., Any]:
-    """Handle TF 1's device functions, which choose a device for each operation."""
-
-    @functools.wraps(choose)
-    def chosen(operation: Any) -> Any:
-        return names.real(choose(operation))
-
-    return chosen

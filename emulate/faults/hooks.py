@@ -52,7 +52,10 @@ class _Hooks:
                 self._wrap_run(cls)
         self._wrap_collectives()
         if "checkpoint" in self.phases:
-            self._wrap_merge()
+
+            @instead_of(*upstream.merge_of_checkpoint())
+            def merge(original: Any, *args: Any, **kwargs: Any) -> Any:
+                return _after(self._triggers.writing, lambda: original(*args, **kwargs))
 
     # Where a step's data enters.
 
@@ -89,7 +92,10 @@ class _Hooks:
                 return self._apply(optimizer, list(gradients), lambda gated: original(optimizer, gated, *args, **kwargs))
 
     def _apply(self, optimizer: Any, gradients: list[Any], proceed: Callable[[list[Any]], Any]) -> Any:
-        counter = self._counter(optimizer)
+        if optimizer not in self._counters:
+            with tf.init_scope():
+                self._counters[optimizer] = Counter(upstream.steps_made(optimizer))
+        counter = self._counters[optimizer]
         gated = _gate(functools.partial(self._triggers.entering_apply, counter), gradients)
         sites_before = len(self._sites)
         self._is_applying = True
@@ -101,12 +107,6 @@ class _Hooks:
             self._sites[-1].is_of_gradients = True
         _call(functools.partial(self._triggers.applied, counter), _updated(gated, optimizer))
         return result
-
-    def _counter(self, optimizer: Any) -> Counter:
-        if optimizer not in self._counters:
-            with tf.init_scope():
-                self._counters[optimizer] = Counter(upstream.steps_made(optimizer))
-        return self._counters[optimizer]
 
     # Where they are summed.
 
@@ -122,11 +122,6 @@ class _Hooks:
             instead_of(graph_functions.collective_launcher(), method)(collective)
 
     # Where a checkpoint is written.
-
-    def _wrap_merge(self) -> None:
-        @instead_of(*upstream.merge_of_checkpoint())
-        def merge(original: Any, *args: Any, **kwargs: Any) -> Any:
-            return _after(self._triggers.writing, lambda: original(*args, **kwargs))
 
     def wrap_keras_savers(self) -> None:
         for cls, method in upstream.keras_savers():

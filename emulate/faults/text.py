@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -68,11 +68,12 @@ def _item(text: str, kind: str, item: str, allowed: dict[str, Field[Any]]) -> tu
         raise UsageError(
             f"A {kind} takes {', '.join(allowed)}. Received: fault={text!r}, {item.strip()!r} in it. {_near(key, allowed)}"
         )
+    read, wanted = _READERS.get(key, (str, "a text"))
     try:
-        return allowed[key].name, _READERS.get(key, str)(value)
+        return allowed[key].name, read(value)
     except ValueError:
         raise UsageError(
-            f"A fault's {key} must be {_WANTED[key]}. Received: fault={text!r}, {item.strip()!r} in it. "
+            f"A fault's {key} must be {wanted}. Received: fault={text!r}, {item.strip()!r} in it. "
             f"Write it as in {EXAMPLES[kind]!r}."
         ) from None
 
@@ -96,22 +97,15 @@ def _finite(text: str) -> float:
     return number
 
 
-_READERS: dict[str, Any] = {
-    "host": int,
-    "step": int,
-    "seconds": seconds,
-    "latency": seconds,
-    "factor": _finite,
-    "loss": _part,
+_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "host": (int, "a whole number"),
+    "step": (int, "a whole number"),
+    "seconds": (seconds, "a time"),
+    "latency": (seconds, "a time"),
+    "factor": (_finite, "a number"),
+    "loss": (_part, "a percentage"),
 }
-_WANTED = {
-    "host": "a whole number",
-    "step": "a whole number",
-    "seconds": "a time",
-    "latency": "a time",
-    "factor": "a number",
-    "loss": "a percentage",
-}
+"""What reads a value, and what it must be; others are texts."""
 
 
 def _near(name: str, choices: Collection[str]) -> str:

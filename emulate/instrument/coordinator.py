@@ -30,16 +30,11 @@ def install(recorder: Recorder) -> None:
     _take_turns(names)
     _see_closures(recorder, names)
     _see_waits(recorder, names)
-    _see_strategy(recorder)
-
-
-def _see_strategy(recorder: Recorder) -> None:
-    """Note that the program has a strategy with servers, even if this process never runs a step with it."""
 
     @around(tf.distribute.ParameterServerStrategy, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        recorder.strategy_seen(self)
+        recorder.strategy_seen(self)  # even if this process never runs a step with it
 
 
 def _see_closures(recorder: Recorder, names: upstream.Coordination) -> None:

@@ -41,16 +41,10 @@ def install(recorder: Recorder) -> None:
         _wrap(module, name, functools.partial(_draw_whole, recorder, _candidates))
     for module, name, generator in upstream.python_draws():
         _wrap(module, name, functools.partial(_draw_in_python, recorder, generator))
-    _leave_creation_alone()
 
-
-def _leave_creation_alone() -> None:
-    """Ignore the draw of a variable's initial value in the first step, on one replica: it is no draw of the step."""
-    kind = type(tf.Variable)
-
-    @around(kind, "__call__")
+    @around(type(tf.Variable), "__call__")
     def create(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        with unwatched():
+        with unwatched():  # a variable's initial value, drawn in the first step on one replica, is no draw of the step
             return original(cls, *args, **kwargs)
 
 
@@ -207,11 +201,8 @@ def _is_of_a_weight(body: Body, value: Any, place: int) -> bool:
     if not any(tuple(weight.shape) == tuple(value.shape) for weight in weights):
         return False
     may_be_rows = any(tensor.shape.rank and tensor.shape[0] == value.shape[0] for _, tensor in body.inputs)
-    return not may_be_rows or _is_in_turn(body, value, place)
-
-
-def _is_in_turn(body: Body, value: Any, place: int) -> bool:
-    """Return whether draws for one gradient after the other reach this shape here."""
+    if not may_be_rows:
+        return True
     variables, before = body.last_tape
     turn = place - before
     return turn < len(variables) and tuple(variables[turn].shape) == tuple(value.shape)

@@ -73,11 +73,8 @@ class Paths:
 
     def seen(self, path: Any, *, checkpoint: bool = False) -> None:
         """Note that a path, perhaps of a checkpoint, is about to be written."""
-        if getattr(self._busy, "now", False) or os.getpid() != self._pid:
-            return
-        self._busy.now = True
-        try:
-            text = _absolute(path)
+        with self._looking() as may_look:
+            text = _absolute(path) if may_look else None
             if text is None:
                 return
             if (checkpoint or text.endswith(_MODELS)) and text not in self._saved and len(self._saved) < MOST:
@@ -87,26 +84,28 @@ class Paths:
                 self._known.add(text)
                 written = _written_at(text)
                 self._tell(text, written is not None and written < self._since)
-        except (OSError, ValueError):  # a path that the program itself cannot open either
-            pass
-        finally:
-            self._busy.now = False
 
     def seen_reading(self, path: Any) -> None:
         """Note that a path is about to be read: a file, or a checkpoint without the suffixes of its files."""
-        if getattr(self._busy, "now", False) or os.getpid() != self._pid:
-            return
-        self._busy.now = True
-        try:
-            written = _written_at(path)
+        with self._looking() as may_look:
+            written = _written_at(path) if may_look else None
             if written is None or written < self._since:  # as nearly all that a program reads
                 return
             text = _absolute(path)
             if text is not None and text not in self._read and len(self._read) < MOST and not self._is_private(text):
                 self._read.add(text)
                 self._tell_read(text, text in self._known)
-        except (OSError, ValueError):
-            pass
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[bool]:
+        """Have what gpudist opens in this block not seen; yield False where it is in one, or a child of the program asks."""
+        if getattr(self._busy, "now", False) or os.getpid() != self._pid:
+            yield False
+            return
+        self._busy.now = True
+        try:
+            with contextlib.suppress(OSError, ValueError):  # a path that the program itself cannot open either
+                yield True
         finally:
             self._busy.now = False
 

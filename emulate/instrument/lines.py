@@ -26,8 +26,21 @@ def install(recorder: Recorder) -> None:
     """Wrap TensorFlow's and NumPy's calls."""
     if not recorder.lines.enabled:
         return
-    _remember_converted_lines()
-    _own_operations()
+
+    @around(*upstream.converter())
+    def convert(original: Any, *args: Any, **kwargs: Any) -> Any:
+        converted = original(*args, **kwargs)
+        stack_lines.ORIGINS.update(upstream.origins_of(converted))  # what autograph makes of which lines
+        return converted
+
+    @around(upstream.function_graph_class(), "_create_op_internal")
+    def create(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        operation = original(self, *args, **kwargs)
+        body = current_body()
+        if body is not None:  # replicas are traced one after the other by threads
+            setattr(operation, REPLICA, body.replica)
+        return operation
+
     dataset, strategy = upstream.dataset_class(), upstream.strategy_class()
     for name in _PIPELINE:
         _wrap(recorder, dataset, name, name, about=_seed_of if name == "shuffle" else None)
@@ -39,7 +52,13 @@ def install(recorder: Recorder) -> None:
     for name in ("restore", "read"):
         _wrap(recorder, upstream.checkpoint_class(), name, "restore")
     _wrap_collectives(recorder)
-    _wrap_options(recorder)
+
+    @around(upstream.options_class(), "__setattr__")
+    def set_option(original: Any, self: Any, name: str, value: Any) -> None:
+        original(self, name, value)
+        if name == "auto_shard_policy":
+            recorder.lines.note_call(name, _by_whom(caller()) | {"value": str(getattr(value, "name", value))})
+
     see_counts(lambda: recorder.lines.note_call("num_replicas"))
     when_imported("numpy", lambda: _wrap_numpy(recorder))
 
@@ -121,14 +140,6 @@ def _wrap_collectives(recorder: Recorder) -> None:
             return original(self, *args, **kwargs)
 
 
-def _wrap_options(recorder: Recorder) -> None:
-    @around(upstream.options_class(), "__setattr__")
-    def set_option(original: Any, self: Any, name: str, value: Any) -> None:
-        original(self, name, value)
-        if name == "auto_shard_policy":
-            recorder.lines.note_call(name, _by_whom(caller()) | {"value": str(getattr(value, "name", value))})
-
-
 def _wrap_numpy(recorder: Recorder) -> None:
     import numpy as np
 
@@ -136,25 +147,3 @@ def _wrap_numpy(recorder: Recorder) -> None:
     def default_rng(original: Any, seed: Any = None) -> Any:
         recorder.lines.note_call("generator", _seeded(seed))
         return original(seed)
-
-
-def _remember_converted_lines() -> None:
-    """Remember what autograph makes of which lines."""
-
-    @around(*upstream.converter())
-    def convert(original: Any, *args: Any, **kwargs: Any) -> Any:
-        converted = original(*args, **kwargs)
-        stack_lines.ORIGINS.update(upstream.origins_of(converted))
-        return converted
-
-
-def _own_operations() -> None:
-    """Have each operation of a graph know the replica that makes it: replicas are traced one after the other by threads."""
-
-    @around(upstream.function_graph_class(), "_create_op_internal")
-    def create(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        operation = original(self, *args, **kwargs)
-        body = current_body()
-        if body is not None:
-            setattr(operation, REPLICA, body.replica)
-        return operation

@@ -20,25 +20,35 @@ _CLIPPING_ELSEWHERE = (".losses", ".metrics", ".layers", ".nn", ".activations", 
 
 def install(recorder: Recorder) -> None:
     """Wrap what tells how a step computes: clipping, casts, what replicas gather and add up; keep it out of XLA."""
-    _without_xla(recorder)
-    for name in CLIPS:
-        _wrap_clip(recorder, name)
-    _see_casts(recorder)
-    _see_gathers(recorder)
-    _see_reductions(recorder)
-
-
-def _without_xla(recorder: Recorder) -> None:
-    """Run a step without XLA, which cannot pass tensors out, and tell the supervisor."""
 
     @around(graph_functions.function_class(), "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if self._jit_compile and _is_a_step(caller()):
-            self._jit_compile = False
+            self._jit_compile = False  # XLA cannot pass tensors out
             recorder.note(
                 "xla-off", "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen"
             )
+
+    for name in CLIPS:
+        _wrap_clip(recorder, name)
+
+    @around(graph_functions.load("tensorflow"), "cast")
+    def cast(original: Any, x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(x, dtype, *args, **kwargs)
+        if current_body() is not None and result.dtype in (tf.float16, tf.bfloat16):
+            given, name = getattr(x, "dtype", None), result.dtype.name
+            if getattr(given, "name", given) in ("float32", "float64"):
+                recorder.facts.add("casts", name)  # all gradients that pass it are rounded
+        return result
+
+    @around(tf.distribute.ReplicaContext, "all_gather")
+    def all_gather(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_body() is not None:
+            recorder.facts.gathers = True  # which examples are a replica's own then has to be known
+        return original(self, *args, **kwargs)
+
+    _see_reductions(recorder)
 
 
 def _is_a_step(frame: Any) -> bool:
@@ -82,24 +92,6 @@ def _is_keras_own(frame: Any) -> bool:
     return False
 
 
-def _see_gathers(recorder: Recorder) -> None:
-    """Record which examples are a replica's own, for a step whose replicas gather each other's."""
-
-    @around(tf.distribute.ReplicaContext, "all_gather")
-    def all_gather(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_body() is not None:
-            recorder.facts.gathers = True
-        return original(self, *args, **kwargs)
-
-
-def _see_values(recorder: Recorder, body: Body, value: Any) -> None:
-    """Note variables whose sparse gradient is added up without its rows: the replicas have different ones."""
-    added = {id(tensor) for tensor in tf.nest.flatten(value)}
-    taken = [pair for gradients, variables in body.tape for pair in zip(gradients, variables, strict=True)]
-    names = [recorder.names.of(variable) for gradient, variable in taken if id(getattr(gradient, "values", None)) in added]
-    recorder.facts.add("values_added", *names)
-
-
 def _see_reductions(recorder: Recorder) -> None:
     """See what replicas add up, which an evaluation of their shares adds up in the same way.
 
@@ -118,23 +110,13 @@ def _see_reductions(recorder: Recorder) -> None:
             tensors = tf.nest.flatten(value)
             recorder.facts.joins = recorder.facts.joins or any(is_floating(one) and bool(one.shape.rank) for one in tensors)
         if body.tape:
-            _see_values(recorder, body, value)
-            ids = {id(gradient) for gradient in body.taken().values()}
-            body.reduces = body.reduces or any(id(tensor) in ids for tensor in tf.nest.flatten(value))
+            added = {id(tensor) for tensor in tf.nest.flatten(value)}
+            taken = [pair for gradients, variables in body.tape for pair in zip(gradients, variables, strict=True)]
+            # A sparse gradient that is added up without its rows, of which the replicas have different ones.
+            sparse = [variable for gradient, variable in taken if id(getattr(gradient, "values", None)) in added]
+            recorder.facts.add("values_added", *map(recorder.names.of, sparse))
+            body.reduces = body.reduces or any(id(gradient) in added for gradient in body.taken().values())
         return recorder.functions.reduced(functools.partial(original, self), body.taped, reduce_op, value, *args, **kwargs)
-
-
-def _see_casts(recorder: Recorder) -> None:
-    """Record casts from 32 to 16 bits: all gradients that pass them are rounded."""
-
-    @around(graph_functions.load("tensorflow"), "cast")
-    def cast(original: Any, x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(x, dtype, *args, **kwargs)
-        if current_body() is not None and result.dtype in (tf.float16, tf.bfloat16):
-            given, name = getattr(x, "dtype", None), result.dtype.name
-            if getattr(given, "name", given) in ("float32", "float64"):
-                recorder.facts.add("casts", name)
-        return result
 
 
 def scale_exactly(recorder: Recorder) -> None:

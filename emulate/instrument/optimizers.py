@@ -62,20 +62,16 @@ def install(recorder: Recorder, interventions: Interventions, package: str) -> N
     """Wrap the optimizers of TensorFlow 1, Keras 3 or tf_keras."""
     wrap = _wrap_apply if package == upstream.KERAS_3 else _wrap_apply_gradients
     for cls, method in upstream.optimizers(package):
-        _watch_made(recorder, cls)
+
+        @around(cls, "__init__")
+        def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+            recorder.has_optimizer = True  # known before it applies anything
+            recorder.lines.note_call(
+                "optimizer", {"clips": any(kwargs.get(name) for name in ("clipnorm", "clipvalue", "global_clipnorm"))}
+            )
+            original(self, *args, **kwargs)
+
         wrap(recorder, interventions, cls, method)
-
-
-def _watch_made(recorder: Recorder, cls: Any) -> None:
-    """Know that the program has an optimizer, before it applies anything."""
-
-    @around(cls, "__init__")
-    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.has_optimizer = True
-        recorder.lines.note_call(
-            "optimizer", {"clips": any(kwargs.get(name) for name in ("clipnorm", "clipvalue", "global_clipnorm"))}
-        )
-        original(self, *args, **kwargs)
 
 
 def _wrap_apply(recorder: Recorder, interventions: Interventions, cls: Any, method: str) -> None:
@@ -218,16 +214,12 @@ def _taken(recorder: Recorder, interventions: Interventions, target: Any, source
     flat = tf.nest.flatten(result)
     gradients = interventions.taped_of_shares(body, variables, flat)
     if body.is_here():
-        _remember_tape(recorder, body, target, variables, gradients)
+        body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and is_floating(t)]
+        if len(variables) == len(gradients) and are_variables(variables) and body.share in (None, -1):
+            body.tape.append((gradients, variables))
+            of_loop = not (recorder.has_optimizer or recorder.has_servers)  # no optimizer is seen to apply; workers take turns
+            for variable in variables if of_loop else ():
+                body.at_tape.setdefault(id(upstream.tf_variable(variable)), read_local(variable))
+            recorder.initial.before_first("tape", body.replica, variables)
     given = interventions.taped_of_replicas(variables, gradients)
     return result if given is flat else tf.nest.pack_sequence_as(result, given)
-
-
-def _remember_tape(recorder: Recorder, body: Body, target: Any, variables: list[Any], gradients: list[Any]) -> None:
-    body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and is_floating(t)]
-    if len(variables) == len(gradients) and are_variables(variables) and (body.share is None or body.share == -1):
-        body.tape.append((gradients, variables))
-        of_loop = not (recorder.has_optimizer or recorder.has_servers)  # no optimizer is seen to apply; workers take turns
-        for variable in variables if of_loop else ():
-            body.at_tape.setdefault(id(upstream.tf_variable(variable)), read_local(variable))
-        recorder.initial.before_first("tape", body.replica, variables)

@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from emulate import graph_functions, point, upstream
@@ -60,26 +59,20 @@ class Counters:
         return values[0], values[1], values[2]
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Define the receiver of the reports.
-
-    Attributes:
-        send: Sends an event to the supervisor.
-        num_steps: How many steps were made so far.
-        write: Writes an event into the trace.
-    """
-
-    send: Callable[[Mapping[str, Any]], None]
-    num_steps: Callable[[], int]
-    write: Callable[[Mapping[str, Any]], None] = lambda event: None
+Send = Callable[[Mapping[str, Any]], None]
 
 
 class CollectiveCounter:
-    """Count collectives, and report where each replica is."""
+    """Count collectives, and report where each replica is.
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    Args:
+        send: Sends an event to the supervisor.
+        num_steps: Returns how many steps were made so far.
+        write: Writes an event into the trace.
+    """
+
+    def __init__(self, send: Send, num_steps: Callable[[], int], write: Send) -> None:
+        self._send, self._num_steps, self._write = send, num_steps, write
         self._lock = threading.Lock()
         self._counters: dict[int, Counters] = {}
         self._sites: list[str] = []
@@ -108,7 +101,7 @@ class CollectiveCounter:
         """Assign a number to a place with a collective: from 0 in each graph, and by first use for eager code."""
         with self._lock:
             if name not in self._sites or not tf.executing_eagerly():
-                self._listener.send({"event": "site", "name": name})
+                self._send({"event": "site", "name": name})
             self._sites.append(name)
             return len(self._sites) - 1
 
@@ -125,13 +118,13 @@ class CollectiveCounter:
         phase = "enter" if entered > left else "exit"
         name = self._sites[site] if site < len(self._sites) else ""
         event = {"event": "collective", "phase": phase, "name": name, "ordinal": entered, "replica": replica}
-        self._listener.send({**event, "step": self._listener.num_steps()})
-        self._listener.write(event)
+        self._send({**event, "step": self._num_steps()})
+        self._write(event)
 
 
-def install(listener: Listener) -> None:
-    """Wrap the methods by which every collective between replicas is started."""
-    watch = CollectiveCounter(listener)
+def install(send: Send, num_steps: Callable[[], int], write: Send = lambda event: None) -> None:
+    """Wrap the methods by which every collective between replicas is started. The arguments are those of the counter."""
+    watch = CollectiveCounter(send, num_steps, write)
     cls = graph_functions.collective_launcher()
     for method in ("all_reduce", "_all_gather"):
         _wrap_collective(watch, cls, method)
@@ -148,9 +141,6 @@ def _wrap_collective(watch: CollectiveCounter, cls: Any, method: str) -> None:
 def _number_in(device: str) -> int:
     """Return the local device's number: 3 for `/job:worker/replica:0/task:1/device:CPU:3`."""
     return int(str(device).rsplit(":", 1)[-1])
-
-
-Send = Callable[[Mapping[str, Any]], None]
 
 
 class Pulse:
@@ -172,8 +162,7 @@ class Pulse:
         """Watch the collectives and optimizers of TensorFlow, Keras and tf_keras, as soon as they are imported."""
         point.listen(self._failed)
         if self._several_hosts:
-            listener = Listener(self._send, lambda: self.num_steps)
-            when_imported("tensorflow", lambda: install(listener))
+            when_imported("tensorflow", lambda: install(self._send, lambda: self.num_steps))
         when_imported("keras", lambda: self._see(upstream.KERAS_3))
         when_imported("tf_keras", lambda: self._see(upstream.LEGACY_KERAS))
 

@@ -18,6 +18,8 @@ from emulate.upstream import averages, is_floating, mark_of_metric
 
 _OF_METRIC = "_gpudist_metric"
 """Attribute of tensors that a metric gives inside of a step."""
+_HOOKS = (("on_train_batch_end", "batch"), ("on_epoch_end", "epoch"), ("on_test_end", "evaluate"))
+"""Methods of callbacks that get logs, and what these are of."""
 _SUMMED = (
     "Keras 2's fit logs the loss and metrics of a batch as the sum over the hosts (reduce_per_replica, tf_keras 2.21): "
     "those of batches were not compared; those of an epoch are right."
@@ -83,17 +85,14 @@ def install_local_results(recorder: Recorder) -> None:
     def experimental_local_results(original: Any, self: Any, value: Any) -> Any:
         results = original(self, value)
         frame = caller()
-        function = None if _reads_logs(frame) else program_caller(frame)
+        # gpudist_core reads the logs of a `fit` on the progress bar's schedule: the logs report them.
+        reads_logs = str(frame.f_globals.get("__name__", "")).startswith("gpudist_core.keras_model.")
+        function = None if reads_logs else program_caller(frame)
         if function is None or current_body() is not None or any(hasattr(result, "assign") for result in results):
             return results
         parts = _OfReplicas(results)
         parts.looked_at = functools.partial(_looked_at, recorder, places.name(f"{function.name}/local result", function), {})
         return parts
-
-
-def _reads_logs(frame: Any) -> bool:
-    """Return whether gpudist_core reads the logs of a `fit`, on the progress bar's schedule: the logs report them."""
-    return str(frame.f_globals.get("__name__", "")).startswith("gpudist_core.keras_model.")
 
 
 class _OfReplicas(tuple[Any, ...]):  # noqa: SLOT001 (a tuple can have no slots that hold something)
@@ -156,30 +155,20 @@ def install_keras(recorder: Recorder, package: str) -> None:
     """Wrap the callbacks of `fit` and `evaluate`, and `Metric.result`, of one Keras."""
     for cls in upstream.callback_list_classes():
         if cls.__module__.startswith(package):
-            _wrap_logs(recorder, cls)
+            for method, where in _HOOKS:
+                _wrap_hook(recorder, cls, method, where)
     for cls in upstream.metric_classes():
         if cls.__module__.startswith(package):
             _wrap_result(recorder, cls)
     if package == upstream.KERAS_3 and (mirrored := upstream.mirrored_metric_class()) is not None:
-        _mark_variables(recorder, mirrored)
 
+        @around(mirrored, "add_variable")
+        def add_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+            variable = original(self, *args, **kwargs)
+            mark_of_metric(variable)  # it is no state of the step, and a wrong number of it is Keras's fault
+            return variable
 
-def _mark_variables(recorder: Recorder, cls: Any) -> None:
-    """Mark the mirrored variables of metrics: they are no state of the step, and a wrong number of theirs is Keras's fault."""
-
-    @around(cls, "add_variable")
-    def add_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        variable = original(self, *args, **kwargs)
-        mark_of_metric(variable)
-        return variable
-
-    recorder.facts.mirrored_metrics = True
-
-
-def _wrap_logs(recorder: Recorder, cls: Any) -> None:
-    hooks = (("on_train_batch_end", "batch"), ("on_epoch_end", "epoch"), ("on_test_end", "evaluate"))
-    for method, where in hooks:
-        _wrap_hook(recorder, cls, method, where)
+        recorder.facts.mirrored_metrics = True
 
 
 def _wrap_hook(recorder: Recorder, cls: Any, method: str, where: str) -> None:

@@ -108,7 +108,12 @@ def _tell_of_workers(number: int) -> None:
             return super().__getitem__(name)
 
     os.environ.__class__ = Told
-    _refuse_workers_that_are_not_there()
+
+    @instead_of(tf.train.ClusterSpec, "__init__")
+    def init(original: Any, self: Any, cluster: Any) -> None:
+        if _NO_HOST in str(cluster):  # the program would wait for it
+            raise RuntimeError("The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers.")
+        original(self, cluster)
 
 
 def _module_that_asks() -> str:
@@ -117,16 +122,6 @@ def _module_that_asks() -> str:
     while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
     return str(frame.f_globals.get("__name__", ""))
-
-
-def _refuse_workers_that_are_not_there() -> None:
-    """Make a program fail at once that builds a cluster from such a number, instead of waiting for it."""
-
-    @instead_of(tf.train.ClusterSpec, "__init__")
-    def init(original: Any, self: Any, cluster: Any) -> None:
-        if _NO_HOST in str(cluster):
-            raise RuntimeError("The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers.")
-        original(self, cluster)
 
 
 class ReplicaCount:

@@ -66,20 +66,16 @@ def put_back(body: Body, order: Any, result: Any) -> Any:
     as it is where it has the shape of a weight, as gradients have.
     """
     kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-    weights = _shapes_of_weights(body)
+    taped = [weight for _, weights in body.tape for weight in weights]
+    called = [weight for model in body.models.values() for weight in getattr(model, "weights", ())]
+    shapes_of_weights = {tuple(weight.shape) for weight in [*taped, *called]}
 
     def back(value: Any) -> Any:
-        if not isinstance(value, kinds) or _static_rows(value) is None or tuple(value.shape) in weights:
+        if not isinstance(value, kinds) or _static_rows(value) is None or tuple(value.shape) in shapes_of_weights:
             return value
         return _in_place(value, order)
 
     return tf.nest.map_structure(back, result)
-
-
-def _shapes_of_weights(body: Body) -> set[tuple[int | None, ...]]:
-    taped = [weight for _, weights in body.tape for weight in weights]
-    called = [weight for model in body.models.values() for weight in getattr(model, "weights", ())]
-    return {tuple(weight.shape) for weight in [*taped, *called]}
 
 
 def _in_place(value: Any, order: Any) -> Any:
@@ -203,16 +199,11 @@ class Rows:
 
     def __init__(self, plan: Replay) -> None:
         trace = Trace(plan.trace)
-        self._shares = plan.shares
-        self._part = plan.part
-        self._summed = plan.summed
-        self._regrouped = plan.regrouped
-        self._backwards = plan.backwards
-        self._numbered = plan.numbered
-        self._inputs = plan.inputs
+        self._plan = plan
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
         every = [step for steps in self._steps for step in steps]
-        if not all(_is_whole(step) for step in every):
+        examples = [step.inputs[place] for step in every for place in step.row_inputs]
+        if not all(array is not None and array.is_complete for array in examples):
             raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
         if not any(step.row_inputs for step in every):
             raise ValueError(_OF_OTHER_CALLS if any(step.rows for step in every) else _NO_ROWS)
@@ -231,9 +222,9 @@ class Rows:
         """
         if number >= len(self._steps):
             return []
-        steps, order = self._steps[number], range(self._shares)
-        shares = [None] if self._shares == 1 else list(reversed(order) if self._backwards else order)
-        shares = [0] if self._part else shares
+        steps, order = self._steps[number], range(self._plan.shares)
+        shares = [None] if self._plan.shares == 1 else list(reversed(order) if self._plan.backwards else order)
+        shares = [0] if self._plan.part else shares
         given = [(place, key, value) for place, (key, value) in enumerate(own.items())]
         return [{key: self._input(steps, place, share, value) for place, key, value in given} for share in shares]
 
@@ -241,23 +232,24 @@ class Rows:
         """Return an input of a share: recorded examples; of others the run's own, or the recorded one where it is wanted."""
         if place in steps[0].row_inputs:
             return np.asarray(self._rows(steps, place, share).astype(own.dtype))
-        found = common_input(steps, place) if self._inputs else None
+        found = common_input(steps, place) if self._plan.inputs else None
         return own if found is None else found.astype(own.dtype)
 
     def call(self, body: Body, once: Call, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the program's function on the recorded examples: on their union, or share after share."""
-        if self._shares == 1 or self._part:
-            args, kwargs = self._replaced(args, kwargs, 0 if self._part else None)
+        if self._plan.shares == 1 or self._plan.part:
+            args, kwargs = self._replaced(args, kwargs, 0 if self._plan.part else None)
             return once(function, args, kwargs)
         results = []
-        for number, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
-            body.share = number if number < self._shares - 1 else -1
+        order = range(self._plan.shares)
+        for number, share in enumerate(reversed(order) if self._plan.backwards else order):
+            body.share = number if number < self._plan.shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
-            first_replica = share * (len(self._steps[0]) // self._shares)
-            with numbered(first_replica if self._numbered else None):
+            first_replica = share * (len(self._steps[0]) // self._plan.shares)
+            with numbered(first_replica if self._plan.numbered else None):
                 results.append(once(function, new_args, new_kwargs))
         body.share = None
-        return _joined_result(results, summed=self._summed)
+        return _joined_result(results, summed=self._plan.summed)
 
     def _replaced(self, args: Any, kwargs: Any, share: int | None) -> tuple[Any, Any]:
         flat = tf.nest.flatten((args, kwargs))
@@ -285,7 +277,7 @@ class Rows:
         """Return the replicas of one share: neighbors, in the order of hosts and devices."""
         if share is None:
             return steps
-        each = len(steps) // self._shares
+        each = len(steps) // self._plan.shares
         return steps[share * each : (share + 1) * each]
 
     def _next(self, places: list[int], share: int | None, dtypes: list[Any]) -> list[Any]:
@@ -297,11 +289,11 @@ class Rows:
         ]
 
     def _rows(self, steps: list[Step], place: int, share: int | None) -> Any:
-        if share is None or not self._regrouped:
+        if share is None or not self._plan.regrouped:
             return joined([_read(step, place) for step in self._chosen(steps, share)])
-        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, k)) for k in range(self._shares)]
+        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, k)) for k in range(self._plan.shares)]
         everything = joined([_read(step, place) for step in steps])
-        dealt = everything[np.argsort(np.arange(len(everything)) % self._shares, kind="stable")]
+        dealt = everything[np.argsort(np.arange(len(everything)) % self._plan.shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
 
     def _shape(self, like: Step, place: int, share: int | None) -> list[int | None]:
@@ -318,12 +310,6 @@ def common_input(steps: Sequence[Step], place: int) -> Array | None:
     values = [array.read() for array in stored if array is not None and array.is_complete]
     is_same = len(values) == len(stored) and all(np.array_equal(values[0], value) for value in values[1:])
     return values[0] if values and is_same else None
-
-
-def _is_whole(step: Step) -> bool:
-    """Return whether all examples of a step were kept: not for ragged and sparse inputs, and not beyond the budget."""
-    arrays = [step.inputs[place] for place in step.row_inputs]
-    return all(array is not None and array.is_complete for array in arrays)
 
 
 def _shape(step: Step, place: int) -> tuple[int, ...]:

@@ -17,21 +17,17 @@ def switch_layers(package: str, switches: Collection[str]) -> None:
     batch_norm.install(package, switches)
     if IN_32_BITS in switches:
         for cls in upstream.policy_classes():
-            _compute_in_32_bits(cls)
+
+            @around(cls, "_parse_name")
+            def parse_name(original: Any, self: Any, name: Any) -> Any:  # the name stays, and a loss is scaled as before
+                return tuple("float32" if dtype in ("float16", "bfloat16") else dtype for dtype in original(self, name))
+
     if "no-regularization" in switches:
         for cls in upstream.layer_classes():
 
             @instead_of(cls, "losses")
             def losses(original: Any, self: Any) -> Any:
                 return [0.0 * loss for loss in original(self)]
-
-
-def _compute_in_32_bits(cls: Any) -> None:
-    """Compute in 32 bits, and keep the policy's name, so that a loss is scaled as before."""
-
-    @around(cls, "_parse_name")
-    def parse_name(original: Any, self: Any, name: Any) -> Any:
-        return tuple("float32" if dtype in ("float16", "bfloat16") else dtype for dtype in original(self, name))
 
 
 def enlarge_rates(times: float) -> None:

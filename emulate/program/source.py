@@ -234,16 +234,12 @@ def places(file: Path, roots: tuple[Path, ...], is_one: Callable[[ast.expr], boo
         except UsageError:  # the program will say so, if it gets there
             continue
         for name, tree in trees:
-            texts += [f"{name}, line {line}" for line in _lines(tree, is_one)]
+            nodes = list(ast.walk(tree))
+            passed = {id(part) for node in nodes for part in _without_order(node)}
+            expressions = [node for node in nodes if isinstance(node, ast.expr) and id(node) not in passed]
+            texts += [f"{name}, line {line}" for line in sorted({node.lineno for node in expressions if is_one(node)})]
             to_read += _imported(tree, (path.parent, *roots))
     return texts
-
-
-def _lines(tree: ast.Module, is_one: Callable[[ast.expr], bool]) -> list[int]:
-    passed = {id(argument) for node in ast.walk(tree) for argument in _without_order(node)}
-    return sorted(
-        {node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and id(node) not in passed and is_one(node)}
-    )
 
 
 def _without_order(node: ast.AST) -> list[ast.expr]:

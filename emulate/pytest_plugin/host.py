@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
@@ -165,10 +166,11 @@ class Host(host_session.TestHost):
             self.pytest_runtest_logreport(report)
 
     def _following(self, plan: wire.TestPlan, item: pytest.Item) -> Any:
-        """Return the next test, or a stand-in: what it needs stays set up."""
+        """Return the next test; where it is not known, a stand-in for pytest, so that what it needs stays set up."""
         if plan.is_last:
             return None
-        stand_in = _Following(item.listchain()[:-1])
+        chain = item.listchain()[:-1]
+        stand_in = SimpleNamespace(nodeid=chain[-1].nodeid, listchain=lambda: chain)
         return next((test for test in self._items() if test.nodeid == plan.next_nodeid), stand_in)
 
     def finish(self) -> None:
@@ -247,17 +249,6 @@ class Host(host_session.TestHost):
         while error is not None:
             self._failed_in_tensorflow |= type(error).__module__.startswith("tensorflow.")
             error = error.__cause__ or error.__context__
-
-
-class _Following:
-    """Stand in for a next test that is not known, when pytest asks what it will need."""
-
-    def __init__(self, chain: list[Any]) -> None:
-        self._chain = chain
-        self.nodeid = chain[-1].nodeid
-
-    def listchain(self) -> list[Any]:
-        return self._chain
 
 
 class ForwardedStream(io.TextIOBase):

@@ -38,28 +38,24 @@ class EpochsOfData:
 
     Attributes:
         dataset: What the last pass before the first step goes over; None where gpudist saw or keeps none.
+        first: The first epoch, as far as it is known.
     """
 
     def __init__(self, write: Callable[[Mapping[str, Any]], None], *, keeps_dataset: bool = False) -> None:
         self._write = write
         self._keeps_dataset = keeps_dataset
-        self._latest = FirstEpoch()
+        self.first = FirstEpoch()
         self._is_of_fit = False
         self._is_fixed = False
         self._of_arrays = FirstEpoch()
         self.dataset: Any = None
-
-    @property
-    def first(self) -> FirstEpoch:
-        """Return the first epoch, as far as it is known."""
-        return self._latest
 
     def begins(self, dataset: Any, epoch: FirstEpoch) -> None:
         """Take note that a pass over a dataset begins: the last one before the first step is the one that trains."""
         if self._keeps_dataset and not self._is_fixed:
             self.dataset = dataset
         if not (self._is_fixed or self._is_of_fit):
-            self._latest = epoch
+            self.first = epoch
 
     def arrays_given(self, epoch: FirstEpoch) -> None:
         """Take note of the data that Keras has prepared for a `fit` or an evaluation."""
@@ -69,14 +65,14 @@ class EpochsOfData:
         """Take note that a `fit` begins; it makes iterators of its own, which tell less."""
         if not self._is_fixed:
             same = self._of_arrays.batches == batches
-            self._latest, self._is_of_fit = FirstEpoch(batches, self._of_arrays.last if same else None), True
+            self.first, self._is_of_fit = FirstEpoch(batches, self._of_arrays.last if same else None), True
 
     def step_made(self) -> None:
         """Take note of a step: with the first one the epoch is known."""
         if not self._is_fixed:
             self._is_fixed = True
-            if self._latest.batches is not None:
-                self._write({"event": "epoch", **asdict(self._latest)})
+            if self.first.batches is not None:
+                self._write({"event": "epoch", **asdict(self.first)})
 
 
 _SECONDS = 1.0
@@ -92,17 +88,17 @@ def measure_input_rate(dataset: Any, write: Callable[[Mapping[str, Any]], None])
         write: Writes an event to the trace.
     """
     events: list[dict[str, Any]] = []
-    reader = threading.Thread(target=lambda: events.append(_timed_or_failure(dataset)), daemon=True)
+
+    def read() -> None:
+        try:
+            events.append({"failure": "gpudist saw no tf.data pipeline"} if dataset is None else _timed(dataset))
+        except Exception as error:  # the program's own functions may raise anything
+            events.append({"failure": f"reading it once more raises {type(error).__name__}"})
+
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     reader.join(_LONGEST)
     write({"event": "input", **(events or [{"failure": f"reading it once more takes more than {_LONGEST:g} s"}])[0]})
-
-
-def _timed_or_failure(dataset: Any) -> dict[str, Any]:
-    try:
-        return {"failure": "gpudist saw no tf.data pipeline"} if dataset is None else _timed(dataset)
-    except Exception as error:  # the program's own functions may raise anything
-        return {"failure": f"reading it once more raises {type(error).__name__}"}
 
 
 def _timed(dataset: Any) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.recorder.queue import Record
+from emulate.recorder.queue import Key, Record
 from emulate.trace import Shard, TraceWriter, digest, num_rows, part_of, parts_of, row_names, row_positions
 
 MOST_RUNS = 256
@@ -83,6 +83,7 @@ class HostTrace:
     Attributes:
         at_step: Called after each step that was written.
         at_end: Called before the end is written.
+        has_reached_last: Whether the last wanted step was made: later ones are not recorded.
         local_replicas: How many replicas this host has, known once a strategy ran.
         made_before: Steps of each optimizer that a run made from which this one goes on.
     """
@@ -116,7 +117,7 @@ class HostTrace:
         self._trained: dict[tuple[int, str], str] = {}
         self._seen: dict[str, tuple[tuple[str, int, str] | None, Array, str, int]] = {}
         self._last: dict[int, dict[str, Any]] = {}
-        self._reached = False
+        self.has_reached_last = False
         self._is_taping = False
         self._outside: dict[tuple[int, str], tuple[str, int]] = {}
 
@@ -129,11 +130,6 @@ class HostTrace:
         """Return the number of steps that a replica of this host has made so far."""
         counted = [(name, count) for (name, _), count in self._counts.items() if not (self._is_taping and name == "tape")]
         return max((count + self.made_before.get(name, 0) for name, count in counted), default=0)
-
-    @property
-    def has_reached_last(self) -> bool:
-        """Return whether the last wanted step was made: later ones are not recorded."""
-        return self._reached
 
     def handle(self, record: Record) -> None:
         """Write what a record says."""
@@ -150,9 +146,7 @@ class HostTrace:
 
     def _initial(self, record: Record) -> None:
         replica, about = record.about["replica"], record.about
-        variables = {
-            key[1]: self._variable(("initial", 0, key[1]), value, record, trainable=key[2]) for key, value in record.values
-        }
+        variables = self._variables("initial", 0, record.values, record)
         self.write({"event": "initial", "replica": replica, "optimizer": about["optimizer"], "variables": variables})
 
     def _left(self, record: Record) -> None:
@@ -163,11 +157,8 @@ class HostTrace:
         trained = {key: value for key, value in trained.items() if (replica, key[1]) not in self._outside}
         digests = {key[1]: self._digest(("left", 0, key[1]), value) for key, value in trained.items()}
         changed = [name for name, its in digests.items() if its != self._trained[(replica, name)]]
-        variables = {
-            key[1]: self._variable(("left", 0, key[1]), value, record, trainable=key[2])
-            for key, value in trained.items()
-            if key[1] in changed or _shard(record, key[1]) is not None
-        }
+        kept = [(key, value) for key, value in trained.items() if key[1] in changed or _shard(record, key[1]) is not None]
+        variables = self._variables("left", 0, kept, record)
         self.write({"event": "left", "replica": replica, "changed": changed, "variables": variables})
 
     def _result(self, record: Record) -> None:
@@ -198,15 +189,15 @@ class HostTrace:
         replica = record.about["replica"]
         counts = {name: count for (name, other), count in self._counts.items() if other == replica}
         counts = {name: count for name, count in counts.items() if name != "tape"} or counts
-        if self._reached or not counts:
+        if self.has_reached_last or not counts:
             return
         optimizer = max(counts, key=lambda name: counts[name])
         index = self.made_before.get(optimizer, 0) + counts[optimizer] - 1
-        variables = {
-            key[1]: self._variable((f"state of {optimizer}", index, key[1]), value, record, trainable=False)
-            for key, value in record.values
-        }
+        variables = self._variables(f"state of {optimizer}", index, record.values, record)
         self.write({"event": "state", "optimizer": optimizer, "step": index, "replica": replica, "variables": variables})
+
+    def _variables(self, kind: str, index: int, values: Iterable[tuple[Key, Array]], record: Record) -> dict[str, Any]:
+        return {key[1]: self._variable((kind, index, key[1]), value, record, trainable=key[2]) for key, value in values}
 
     def _variable(self, place: tuple[str, int, str], value: Array, record: Record, *, trainable: bool) -> dict[str, Any]:
         """Return a variable's entry: always the digest; the elements once, and again for each differing copy."""
@@ -249,7 +240,7 @@ class HostTrace:
         self._counts[(optimizer, replica)] += 1
         self._is_taping = self._is_taping or bool(about.get("free"))
         if self._is_beyond(index) and not about.get("free"):
-            if self._waits(optimizer) and not self._reached:
+            if self._waits(optimizer) and not self.has_reached_last:
                 self._settle(record, about.get("outside", ()))
                 self._notice_end(optimizer)
             return
@@ -322,13 +313,13 @@ class HostTrace:
         if self._has_all(optimizer):
             self._ask_once()
         if self._has_all(optimizer):
-            self._reached = True
+            self.has_reached_last = True
             self.close("steps")
             self._send({"event": "reached", "step": self._wanted})
 
     def _has_all(self, optimizer: str) -> bool:
         """Return whether all replicas of this host have made the last wanted step, for the first time."""
-        if self._wanted is None or self._reached:
+        if self._wanted is None or self.has_reached_last:
             return False
         left = self._wanted - self.made_before.get(optimizer, 0) + self._waits(optimizer)
         done = [replica for (name, replica), count in self._counts.items() if name == optimizer and count >= left]
@@ -425,11 +416,7 @@ class HostTrace:
         return {"sums": {name: self._writer.array(sums[name], whole=True) for name in sorted(parts)}} if fits else {}
 
     def _weights(self, record: Record, optimizer: str, index: int) -> dict[str, Any]:
-        weights = {
-            key[1]: self._variable((optimizer, index, key[1]), value, record, trainable=key[2])
-            for key, value in record.values
-            if key[0] == "weight"
-        }
+        weights = self._variables(optimizer, index, [pair for pair in record.values if pair[0][0] == "weight"], record)
         replica = record.about["replica"]
         self._trained |= {(replica, name): entry["digest"] for name, entry in weights.items() if entry["trainable"]}
         return weights

@@ -143,27 +143,22 @@ class RecordQueue:
 
     def _drain(self) -> None:
         try:
-            while self._take():
-                pass
+            while True:
+                number, packed = self._queue.dequeue()
+                if int(number) < 0:
+                    return
+                site = self._sites[int(number)]
+                # On the CPU, where the record is: on a machine with GPUs it would go through the memory of the first.
+                with graph_functions.device("CPU:0"):
+                    values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
+                arrays = [(key, _in_place(value)) for key, value in zip(site.keys, values, strict=True)]
+                del values, packed
+                self._handle(Record(site.kind, site.about, arrays))
+                del arrays
+                if site.credits:
+                    self._credits.enqueue_many([np.zeros([site.credits], np.int32)])
         except Exception:  # a thread's exception is seen by nobody
             self._on_fault(traceback.format_exc())
-
-    def _take(self) -> bool:
-        """Handle the next record; False at the end."""
-        number, packed = self._queue.dequeue()
-        if int(number) < 0:
-            return False
-        site = self._sites[int(number)]
-        # On the CPU, where the record is: on a machine with GPUs it would go through the memory of the first.
-        with graph_functions.device("CPU:0"):
-            values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
-        arrays = [(key, _in_place(value)) for key, value in zip(site.keys, values, strict=True)]
-        del values, packed
-        self._handle(Record(site.kind, site.about, arrays))
-        del arrays
-        if site.credits:
-            self._credits.enqueue_many([np.zeros([site.credits], np.int32)])
-        return True
 
     def gate(self, optimizer: str, replica: int, after: Any, *, one_more: bool = False) -> None:
         """Hold the step that this is the end of, if it is the last wanted one, or the one after it: in a graph by an operation.

@@ -71,10 +71,7 @@ class Recorder:
         self.coordinated = Coordinated(self._leaves_order_to_chance)
         self.initial = InitialWeights(self.names, self.queue)
         self.streams = Streams(self.trace) if several_hosts else None
-        self.trace.at_end.append(self._note_unseen)
-        self.trace.at_end.append(self._note_changes)
-        if plan.times_input:
-            self.trace.at_end.append(lambda: measure_input_rate(self.epochs.dataset, self.trace.write))
+        self.trace.at_end.append(self._write_last)
         self.has_optimizer = False
         self._strategies: set[int] = set()
         self._replicas: set[int] = set()
@@ -98,13 +95,13 @@ class Recorder:
             self.functions.write(record.about["function"])
         self.trace.handle(record)
 
-    def _note_unseen(self) -> None:
+    def _write_last(self) -> None:
         if self.initial.has_unseen:
             self.note("initial-weights-unseen", "variables are made inside the step; their first values were not seen")
-
-    def _note_changes(self) -> None:
         for variable, function in self.functions.changed_in_graphs():
             self.trace.write({"event": "changed-in-a-graph", "variable": variable, "function": function})
+        if self.plan.times_input:
+            measure_input_rate(self.epochs.dataset, self.trace.write)
 
     def _ask_for_steps(self) -> int:
         """Return the last wanted step, which is decided once it is known how long the epoch and a step are."""
@@ -176,22 +173,20 @@ class Recorder:
         """Return the lowest number of this host's replicas, 0 before any ran."""
         return min(self._replicas, default=0)
 
-    def _record_result(self, body: Body, result: Any) -> None:
-        """Record the numbers that a step of a kept function returns: what the program reports may be one of them."""
+    def call_ended(self, body: Body, result: Any) -> None:
+        """Record what a call of the program's function leaves, whose result this is, at its end."""
+        self._record_run(body)
+        if body.share is not None:  # the last share of several has made it of its own rows alone
+            return
+        self._record_state(body)
         if not body.applied or body.graph is not tf.compat.v1.get_default_graph():
             return
+        # The numbers that a step of a kept function returns: what the program reports may be one of them.
         flat = [t for t in tf.nest.flatten(result) if tf.is_tensor(t) and t.shape.rank == 0 and is_floating(t)]
         tensors = [(("result", place), tensor) for place, tensor in enumerate(body.reachable(flat))]
         about = {"replica": body.replica}
         if tensors and (kept := self.functions.see("result", about, tensors)):
             self.queue.hand_over("result", about | kept, tensors)
-
-    def call_ended(self, body: Body, result: Any) -> None:
-        """Record what a call of the program's function leaves, whose result this is, at its end."""
-        self._record_run(body)
-        if body.share is None:  # the last share of several has made it of its own rows alone
-            self._record_state(body)
-            self._record_result(body, result)
 
     def _record_run(self, body: Body) -> None:
         if body.applied:
@@ -260,16 +255,14 @@ class Recorder:
     def _record_tape_step(self, body: Body) -> None:
         """Record a step of a loop without a known optimizer: its tapes' gradients, and the variables afterwards."""
         pairs = [pair for gradients, sources in body.tape for pair in zip(gradients, sources, strict=True)]
-        about = {"tape": True, "outside": self._changed_outside(body, [variable for _, variable in pairs])}
-        # Where there is an optimizer that has not applied yet, these may be the batches that it will take together.
-        self.step_made("tape", body, body.replica, pairs, about | ({"free": True} if self.has_optimizer else {}))
-
-    def _changed_outside(self, body: Body, variables: list[Any]) -> tuple[str, ...]:
-        """Return the names of the variables that the step itself does not assign: the next step reads them at its tape."""
+        # The step itself does not assign these variables: the next step reads them at its tape.
         reachable = {id(value) for value in body.reachable(list(body.at_tape.values()))}
         assigned = body.assigned | self._assigned.get(body.label, {})
         body.at_tape = {key: value for key, value in body.at_tape.items() if id(value) in reachable and key not in assigned}
-        return tuple(dict.fromkeys(self.names.of(v) for v in variables if id(upstream.tf_variable(v)) in body.at_tape))
+        outside = dict.fromkeys(self.names.of(v) for _, v in pairs if id(upstream.tf_variable(v)) in body.at_tape)
+        about = {"tape": True, "outside": tuple(outside)}
+        # Where there is an optimizer that has not applied yet, these may be the batches that it will take together.
+        self.step_made("tape", body, body.replica, pairs, about | ({"free": True} if self.has_optimizer else {}))
 
     def resume(self, name: str, optimizer: Any) -> None:
         """Count steps from the program's very first start, where its optimizer continues."""
@@ -326,7 +319,7 @@ class Recorder:
         self._trained |= {id(upstream.tf_variable(variable)) for _, variable in pairs}
         variables = [variable for _, variable in pairs] + self.untrained(body)
         at_tape = body.at_tape if body is not None and about.get("outside") else {}
-        for variable in (same.item for same in dict.fromkeys(_Same(v) for v in variables)):
+        for variable in {id(variable): variable for variable in variables}.values():  # tf.Variables compare by value
             key = ("weight", self.names.of(variable), bool(getattr(variable, "trainable", True)))
             value = at_tape.get(id(upstream.tf_variable(variable)))
             tensors.append((key, read_local(variable) if value is None else value))
@@ -378,16 +371,3 @@ class Recorder:
         if text != self._facts_written:
             self._facts_written = text
             self.trace.write({"event": "program", **vars(self.facts)})
-
-
-class _Same:
-    """Compare a variable by identity (tf.Variables compare by value)."""
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-
-    def __hash__(self) -> int:
-        return id(self.item)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.item is self.item

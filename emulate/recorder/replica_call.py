@@ -116,21 +116,22 @@ class Body:
         """Return the samples of draws that can be used here."""
         return [(key, sample) for key, sample in self.draws if self.reachable([sample])]
 
-    def begin_pass(self) -> None:
-        """Count from the first what the function does: it is called once more where it gets one share after the other."""
+    def begin_pass(self, args: Any, kwargs: Any, *, keys_rows: bool) -> None:
+        """Begin a call of the function: the only one, or one of those that get one share after the other.
+
+        Args:
+            args: What enters. Each tensor is remembered under its position in the flattened arguments.
+            kwargs: More of it.
+            keys_rows: Whether each row of it gets a 32-bit key of its contents.
+        """
         self.num_draws = self.num_taped = 0
         self.last_tape = ([], 0)
         self.updates.clear()
-
-    def take_inputs(self, args: Any, kwargs: Any) -> None:
-        """Remember what enters, each tensor under its position in the flattened arguments."""
-        for position, value in enumerate(tf.nest.flatten((args, kwargs))):
-            self.inputs += tensors_of(position, value)
-
-    def key_rows(self, before: int) -> None:
-        """Give each row of the inputs after so many, a batch or a share of one, a 32-bit key of its contents."""
-        dense = [tensor for key, tensor in self.inputs[before:] if key[2] == "dense" and tensor.dtype != tf.string]
-        if dense:
+        places = enumerate(tf.nest.flatten((args, kwargs)))
+        entering = [part for position, value in places for part in tensors_of(position, value)]
+        self.inputs += entering
+        dense = [tensor for key, tensor in entering if key[2] == "dense" and tensor.dtype != tf.string]
+        if keys_rows and dense:
             self.row_keys = RowKeys(dense)
 
     def taken(self) -> dict[int, Any]:

@@ -87,17 +87,9 @@ class Streams:
     def made(self, seed: Any, generator: Any, frame: Any) -> None:
         """Note that the program has made a generator of NumPy in this frame."""
         name = f"numpy.random.default_rng, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        if _is_plain(seed) and name not in self._known and len(self._known) < _MOST_STREAMS:
+        seeds = seed if isinstance(seed, (list, tuple)) else [seed]
+        if all(isinstance(number, int) for number in seeds) and name not in self._known and len(self._known) < _MOST_STREAMS:
             self._known[name] = _Stream(repr(seed), lambda: repr(generator.bit_generator.state))
-
-
-def _is_plain(seed: object) -> bool:
-    """Return whether it is a number, or several."""
-    return isinstance(seed, int) or (isinstance(seed, (list, tuple)) and all(isinstance(number, int) for number in seed))
-
-
-def _python_state() -> str:
-    return str(hash(random.getstate()))
 
 
 def _numpy_state() -> str:
@@ -108,6 +100,6 @@ def _numpy_state() -> str:
 
 
 _GLOBAL: Mapping[str, tuple[str, Callable[[], str]]] = {
-    "python": ("random", _python_state),
+    "python": ("random", lambda: str(hash(random.getstate()))),
     "numpy": ("numpy.random", _numpy_state),
 }

@@ -69,15 +69,14 @@ def joined(arrays: Sequence[Array], missing: float = 0) -> Array:
 def row_names(parts: list[Input]) -> list[str]:
     """Return the identity of each example: a digest of its part of all inputs."""
     number = num_rows(parts[0]) if parts else 0
-    return [_row_name([_row_bytes(part, i) for part in parts]) for i in range(number or 0)]
-
-
-def _row_name(pieces: list[bytes]) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for piece in pieces:
-        state.update(len(piece).to_bytes(8, "little"))
-        state.update(piece)
-    return state.hexdigest()
+    names = []
+    for i in range(number or 0):
+        state = hashlib.blake2b(digest_size=8)
+        for piece in (_row_bytes(part, i) for part in parts):
+            state.update(len(piece).to_bytes(8, "little"))
+            state.update(piece)
+        names.append(state.hexdigest())
+    return names
 
 
 def _row_bytes(part: Input, i: int) -> bytes:

@@ -136,14 +136,10 @@ def check_intact(trace: Trace) -> None:
             raise ValueError(f"trace.json has {name} {trace.about[name]!r}")
     try:
         for _, event in trace.events:
-            _check_event(event)
+            for name in _EVENTS.get(event["event"], ()):
+                event[name]
         for name in trace.optimizers:
             trace.steps(name)
         _ = trace.reports, *map(trace.variables, ("initial", "final", "left"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"an event lacks something, or has it in another form ({type(error).__name__}: {error})") from error
-
-
-def _check_event(event: dict[str, Any]) -> None:
-    for name in _EVENTS.get(event["event"], ()):
-        event[name]

@@ -52,7 +52,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -256,16 +256,16 @@ class Trace:
     @cached_property
     def events(self) -> list[tuple[int, dict[str, Any]]]:
         """Return every event with its host's number, host after host."""
-        return [(host, event) for host in range(self.num_hosts) for event in self._read_events(host)]
-
-    def _read_events(self, host: int) -> Iterator[dict[str, Any]]:
-        path = self.directory / f"host-{host}" / "events.jsonl"
-        if not path.exists():
-            return
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.endswith("\n"):
-                    yield _event(line, f"host-{host}/{path.name}, line {number}")
+        events: list[tuple[int, dict[str, Any]]] = []
+        for host in range(self.num_hosts):
+            path = self.directory / f"host-{host}" / "events.jsonl"
+            if not path.exists():
+                continue
+            with path.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.endswith("\n"):
+                        events.append((host, _event(line, f"host-{host}/{path.name}, line {number}")))
+        return events
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
         """Return the events of one kind with their hosts."""
@@ -401,15 +401,12 @@ class Trace:
     def _array(self, host: int, entry: Mapping[str, Any] | None) -> StoredArray | None:
         return None if entry is None else self.array(host, entry)
 
-    def _arrays_of(self, host: int) -> Path:
-        if host not in self._files:  # a trace has tens of thousands of arrays
-            self._files[host] = self.directory / f"host-{host}" / "arrays.bin"
-        return self._files[host]
-
     def array(self, host: int, entry: Mapping[str, Any]) -> StoredArray:
         """Return the array that an event of a host refers to."""
+        if host not in self._files:  # a trace has tens of thousands of arrays
+            self._files[host] = self.directory / f"host-{host}" / "arrays.bin"
         return StoredArray(
-            path=self._arrays_of(host),
+            path=self._files[host],
             at=entry["at"],
             dtype=entry["dtype"],
             shape=tuple(entry["shape"]),

@@ -34,18 +34,15 @@ def install_virtual(plan: DevicePlan, note: Note) -> None:
             return real(distribution, fn, args, kwargs)
         return VirtualReplicas(distribution).run(fn, args, kwargs)
 
-    _number_replicas()
-    deal_from_one_iterator()
-    stand_for_hosts(plan.num_hosts, plan.num_devices, note)
-
-
-def _number_replicas() -> None:
-    """Let the replica that is traced for all take its values from the first of them."""
     for cls in (upstream.mirrored_extended(), upstream.collective_extended()):
 
         @instead_of(cls, "_get_local_replica_id")
         def local(real: Any, self: Any, number: Any) -> Any:
+            # The replica that is traced for all takes its values from the first of them.
             return 0 if tf.is_tensor(number) else real(self, number)
+
+    deal_from_one_iterator()
+    stand_for_hosts(plan.num_hosts, plan.num_devices, note)
 
 
 ASKED_FOR_HOST = "asks-for-host"
@@ -75,13 +72,18 @@ def stand_for_hosts(num_hosts: int, num_devices: int, note: Note) -> None:
         own = [self.worker_devices[first : first + num_devices] for first in range(0, len(self.worker_devices), num_devices)]
         return upstream.input_workers([(host, tuple(devices) if fetches else (host,) * len(devices)) for devices in own])
 
+    def enable_get_next_as_optional(strategy: Any, dataset: Any, cardinality: Any) -> bool:
+        # A replica without examples gets none, as TensorFlow does it wherever there are several hosts.
+        is_enabled = getattr(strategy.extended, "experimental_enable_get_next_as_optional", False)
+        return bool(is_enabled and cardinality != tf.data.INFINITE_CARDINALITY)
+
     cls._initialize_strategy = initialize
     cls._input_workers_with_options = workers
     cls._experimental_distribute_dataset = mirrored._experimental_distribute_dataset
     cls._distribute_datasets_from_function = mirrored._distribute_datasets_from_function
     if num_hosts > 1:
         upstream.data_distribution().replicate = lambda dataset, devices: _Clones(dataset)
-        _wait_for_partial_batches()
+        upstream.input_lib()._enable_get_next_as_optional = enable_get_next_as_optional
         when_imported(_MAKE, _refuse_core)
         _see_who_asks_for_the_number(note)
 
@@ -127,17 +129,6 @@ class _Clones:
     def __getitem__(self, device: str) -> Any:
         made = upstream.data_distribution()._RemoteDataset(tf.constant(self._definition), device, self._dataset.element_spec)
         return made.with_options(self._dataset.options())
-
-
-def _wait_for_partial_batches() -> None:
-    """Let a replica without examples get none, as TensorFlow does wherever there are several hosts."""
-    lib = upstream.input_lib()
-
-    def enable_get_next_as_optional(strategy: Any, dataset: Any, cardinality: Any) -> bool:
-        is_enabled = getattr(strategy.extended, "experimental_enable_get_next_as_optional", False)
-        return bool(is_enabled and cardinality != tf.data.INFINITE_CARDINALITY)
-
-    lib._enable_get_next_as_optional = enable_get_next_as_optional
 
 
 def _see_who_asks_for_the_number(note: Note) -> None:
@@ -195,7 +186,10 @@ def deal_from_one_iterator() -> None:
     def get_next(self: Any, device: Any = None) -> Any:
         if device is not None:
             return self._device_iterators[self._devices.index(device)].get_next()
-        return _one_after_the_other([iterator.get_next for iterator in self._device_iterators], _ops_of)
+        following = [iterator.get_next for iterator in self._device_iterators]
+        return _one_after_the_other(
+            following, lambda element: [tensor.op for tensor in tf.nest.flatten(element, expand_composites=True)[:1]]
+        )
 
     def get_next_as_optional(self: Any) -> Any:
         following = [iterator.get_next_as_optional for iterator in self._device_iterators]
@@ -211,7 +205,3 @@ def _one_after_the_other(following: list[Callable[[], Any]], ops_of: Callable[[A
         with tf.control_dependencies([] if tf.executing_eagerly() or not made else ops_of(made[-1])):
             made.append(call())
     return made
-
-
-def _ops_of(element: Any) -> list[Any]:
-    return [tensor.op for tensor in tf.nest.flatten(element, expand_composites=True)[:1]]

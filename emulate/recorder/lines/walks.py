@@ -246,14 +246,11 @@ def counts(operations: Collection[Any], flows: Flows) -> set[Any]:
     """Return the reductions that make a divisor of the data alone: a number of tokens, a sum of weights."""
     reductions: set[Any] = set()
     for operation in operations:
-        if operation.type in _DIVISIONS and _is_count(flows.of(operation.inputs[1])):
+        divisor = flows.of(operation.inputs[1]) if operation.type in _DIVISIONS else Flow()
+        if divisor.rows and not divisor.batched and not divisor.weights:
             behind = region([operation.inputs[1]], (), lambda op: op.type not in _REDUCTIONS)
             reductions |= {op for op in behind if op.type in _REDUCTIONS and flows.of(op.inputs[0]).batched}
     return reductions
-
-
-def _is_count(flow: Flow) -> bool:
-    return flow.rows and not flow.batched and not flow.weights
 
 
 def crossings(operations: Iterable[Any], owner: Any, rows: Mapping[int, Collection[Key]]) -> Iterable[tuple[Any, Any]]:
