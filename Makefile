@@ -98,8 +98,8 @@ findings:  ## show the surprises of TensorFlow and Keras again; fails where one 
 surprises: $(STAMP)  ## write docs/explanation/surprises.md from the headers of findings/
 	$(BIN)/python -m docs.surprises
 
-plan-accuracy: $(STAMP)  ## predict published throughputs from their one-GPU rows; DATA=FILE takes another file of that form
-	$(BIN)/python -m benchmarks.plan_accuracy $(if $(DATA),--data "$(DATA)")
+plan-accuracy: $(STAMP)  ## predict published throughputs, one source left out at a time, and write the table; DATA=FILE predicts a file of that form
+	$(BIN)/python -m $(if $(DATA),benchmarks.plan_accuracy --data "$(DATA)",benchmarks.plan_left_out --store)
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) .compat build dist docs/_build docs/causes .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,6 +17,8 @@ from emulate.errors import UsageError
 from emulate.plan import ALL_REDUCE, LOCAL_SERVERS, SERVERS, StepModel, Work, machine_of
 
 DATA = Path(__file__).parent / "data" / "public_throughput.csv"
+LATER_DATA = DATA.with_name("later_throughput.csv")
+"""Sources that came when the model and its constants were there."""
 PAGE = Path(__file__).parents[1] / "docs" / "plan_accuracy.md"
 GROUP = ("machine", "gpu", "gpus_per_host", "link_inside", "link_between", "model", "dtype", "update", "batch_per_gpu")
 VALUES = ("params_millions", "num_gpus", "examples_per_second")
@@ -28,6 +30,7 @@ GRADIENT_BYTES = {"fp16": 2, "float16": 2}
 tf_cnn_benchmarks sends gradients in 16 bits with --use_fp16 (--compact_gradient_transfer, on by default)."""
 
 Row = Mapping[str, str]
+Groups = Sequence[Sequence[Row]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ def read(path: Path) -> list[list[Row]]:
         for row in reader:
             groups.setdefault(tuple(row[name] for name in GROUP), []).append(row)
     return [sorted(group, key=lambda row: int(row["num_gpus"])) for group in groups.values()]
+
+
+def name_of(group: Sequence[Row]) -> str:
+    """Return the name of a group's source: its text without what stands in parentheses."""
+    return group[0]["source"].partition(" (")[0]
 
 
 def exchange_of(update: str) -> str:
@@ -166,25 +174,25 @@ def usable(groups: Iterable[Sequence[Row]]) -> tuple[list[Sequence[Row]], list[s
     return good, refused
 
 
-def table(groups: Sequence[Sequence[Row]]) -> str:
-    """Return the table of the documentation."""
+def line_of(name: str, predictions: Sequence[Prediction], *, has_interval: bool = True) -> str:
+    """Return a line of a table."""
+    found = figures(predictions)
+    held = f"{found['held']:.0f} %" if has_interval else ""
+    errors = f"{found['median']:.1f} % | {found['p90']:.1f} % | {found['max']:.0f} %"
+    return f"| {name} | {len(predictions)} | {errors} | {held} |"
+
+
+def table(groups: Groups) -> str:
+    """Return the table of a file, with the constants as they are."""
     one, two = of_groups(groups, 1), of_groups(groups, 2)
     reduced = [prediction for prediction in one if exchange_of(prediction.row["update"]) == ALL_REDUCE]
-    lines = {
-        "N times one GPU": figures(of_groups(groups, 1, plain_rule)),
-        "from one GPU": figures(one),
-        "from one GPU, rows with all-reduce": figures(reduced),
-        "from one GPU and the smallest N": figures(two),
-    }
+    lines = [line_of("N times one GPU", of_groups(groups, 1, plain_rule), has_interval=False), line_of("from one GPU", one)]
+    lines += [line_of("from one GPU, rows with all-reduce", reduced)] if reduced else []
+    lines += [line_of("from one GPU and the smallest N", two)] if two else []
     for machine in sorted({prediction.row["machine"] for prediction in one}):
-        lines[f"from one GPU, {machine}"] = figures([p for p in one if p.row["machine"] == machine])
-    head = "| prediction | median error | 90th percentile | maximum | interval held |\n|---|---:|---:|---:|---:|\n"
-    rows = [
-        f"| {name} | {f['median']:.1f} % | {f['p90']:.1f} % | {f['max']:.0f} % | {f['held']:.0f} % |"
-        for name, f in lines.items()
-    ]
-    rows[0] = rows[0].rpartition(" | ")[0] + " | |"
-    return head + "\n".join(rows) + "\n"
+        lines.append(line_of(f"from one GPU, {machine}", [p for p in one if p.row["machine"] == machine]))
+    head = "| prediction | predictions | median error | 90th percentile | maximum | interval held |"
+    return "\n".join([head, "|---|---:|---:|---:|---:|---:|", *lines]) + "\n"
 
 
 def main() -> None:
@@ -193,7 +201,6 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, default=DATA, help="a CSV file with the columns of benchmarks/data/public_throughput.csv"
     )
-    parser.add_argument("--store", action="store_true", help="write the table of the documentation")
     options = parser.parse_args()
     groups, refused = usable(read(options.data))
     one, two = of_groups(groups, 1), of_groups(groups, 2)
@@ -202,8 +209,6 @@ def main() -> None:
         name = f"{row['machine']} {row['model']} {row['dtype']} {row['batch_per_gpu']} x {prediction.num_gpus}"
         print(f"{100 * prediction.error:6.1f} %  {name}: {rate} predicted, {prediction.measured:g} measured")
     print("\n".join(["", *refused, table(groups)]))
-    if options.store:
-        PAGE.write_text(table(groups), encoding="utf-8")
     print(json.dumps({"from": "one GPU and the smallest N", **(figures(two) if two else {})}))
     print(json.dumps(figures(one)))
 

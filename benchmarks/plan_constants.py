@@ -1,10 +1,8 @@
-"""Check the constants of the planner: halve and double each, and choose them without the machine that is then predicted."""
+"""Check the constants of the planner: halve and double each, and choose all without the source that is then predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from benchmarks.plan_accuracy import DATA, Row, figures, of_groups, read
+from benchmarks.plan_accuracy import DATA, LATER_DATA, Groups, figures, name_of, of_groups, read
 from emulate.plan import model
 
 PLACES = {
@@ -18,9 +16,9 @@ PLACES = {
     "NETWORK_SPREAD": model,
     "ALWAYS_WAITED": model,
     "USUAL_COLLECTIVES": model,
+    "TAIL": model,
 }
 FACTORS = (0.5, 0.75, 1.5, 2.0)
-Groups = Sequence[Sequence[Row]]
 
 
 def put(name: str, value: float) -> None:
@@ -50,7 +48,7 @@ def choose(groups: Groups, start: dict[str, float]) -> dict[str, float]:
 
 def main() -> None:
     """Print both checks."""
-    groups = read(DATA)
+    groups = [*read(DATA), *read(LATER_DATA)]
     start = {name: float(getattr(place, name)) for name, place in PLACES.items()}
     print("from one GPU, as it is", figures(of_groups(groups, 1)))
     for name, value in start.items():
@@ -59,17 +57,17 @@ def main() -> None:
             print(f"{name} x {factor}", figures(of_groups(groups, 1)), figures(of_groups(groups, 2)))
         put(name, value)
     every = []
-    for machine in sorted({group[0]["machine"] for group in groups}):
-        left = [group for group in groups if group[0]["machine"] == machine]
+    for source in dict.fromkeys(name_of(group) for group in groups):
+        left = [group for group in groups if name_of(group) == source]
         as_it_is = figures(of_groups(left, 1))
-        chosen = choose([group for group in groups if group[0]["machine"] != machine], start)
+        chosen = choose([group for group in groups if name_of(group) != source], start)
         predictions = of_groups(left, 1)
         every += predictions
         changed = {name: f"x {value / start[name]:g}" for name, value in chosen.items() if value != start[name]}
-        print(f"{machine}: as it is {as_it_is}; constants chosen on the others {figures(predictions)} {changed}")
+        print(f"{source}: as it is {as_it_is}; constants chosen on the others {figures(predictions)} {changed}")
         for name, value in start.items():
             put(name, value)
-    print("all machines, each predicted with constants chosen on the others:", figures(every))
+    print("all sources, each predicted with constants chosen on the others:", figures(every))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ extensions = [
     "command_line",
     "layers",
 ]
-exclude_patterns = ["_build", "explanation/layers.md", "compat_table.md", "plan_accuracy.md", "outputs"]
+exclude_patterns = ["_build", "explanation/layers.md", "compat_table.md", "gallery_arms.md", "plan_accuracy.md", "outputs"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 smartquotes = False  # "--steps" keeps its hyphens

@@ -128,6 +128,9 @@ _INFINIBAND_GBIT = {"QDR": 32, "FDR": 56, "EDR": 100, "HDR": 200, "NDR": 400, "X
 _NEIGHBOURS_IN_CUBE_MESH = 4  # Each GPU of a DGX-1 is wired to four others (NVIDIA's DGX-1 white paper, figure 4).
 _SOCKETS = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4}
 _SOCKET_CROSSING = 0.5  # NCCL: SKL_QPI_BW 10 and BDW_QPI_BW 6 beside PCI_BW 24 and 12
+# What a processor passes on between its GPUs, in GB/s, whatever the generation of PCIe: the geometric mean of NCCL's
+# SKL_QPI_BW 10 and AMD_BW 16.
+_THROUGH_HOST_GB_PER_S = 12.6
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class Inside:
     def bus_gb_per_s(self, num_gpus: int) -> float:
         """Return the bandwidth of a ring through so many GPUs of the host, in GB/s.
 
-        Without peer-to-peer access every byte passes the host bridge, which the GPUs of a socket share.
+        Without peer-to-peer access every byte passes the processor, which the GPUs of a socket share.
         """
         if num_gpus == 2 and self.bridged:
             return self.bridged
@@ -170,7 +173,7 @@ class Inside:
             return self.gb_per_s
         per_socket = max(1, self.gpus // self.sockets)
         crossing = _SOCKET_CROSSING if num_gpus > per_socket else 1.0
-        return self.gb_per_s / min(num_gpus, per_socket) * crossing
+        return min(self.gb_per_s, _THROUGH_HOST_GB_PER_S) / min(num_gpus, per_socket) * crossing
 
 
 @dataclass(frozen=True)

@@ -266,10 +266,11 @@ def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequ
     others = [point for point in points if point.num_gpus > 1]
     if others:
         count = max(point.num_gpus for point in others)
-        was, now = before.step_seconds(count), model.step_seconds(count)
+        was, now = before.step_seconds(count).factor, model.step_seconds(count).factor
+        changed = "narrowed" if now < was else "widened"
         said.append(
-            f"Measured besides: {'; '.join(map(str, others))}. At {count} GPUs this narrowed the interval from a factor of "
-            f"{was.high / was.low:.2f} to {now.high / now.low:.2f}."
+            f"Measured besides: {'; '.join(map(str, others))}. At {count} GPUs this {changed} the interval from a factor of "
+            f"{was:.2f} to {now:.2f}."
         )
     elif before.work.is_measured:
         said.append("A measurement on several GPUs narrows the interval: add --measured 'N: X examples/s at batch B'.")

@@ -8,9 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan_accuracy import DATA, PAGE, exchange_of, figures, of_groups, plain_rule, read, table
+from benchmarks import plan_left_out
+from benchmarks.plan_accuracy import (
+    DATA,
+    LATER_DATA,
+    PAGE,
+    Prediction,
+    exchange_of,
+    figures,
+    of_groups,
+    plain_rule,
+    read,
+)
 from emulate.errors import UsageError
-from emulate.plan import ALL_REDUCE
+from emulate.plan import ALL_REDUCE, model
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,7 +44,48 @@ def test_the_plain_rule_is_worse() -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    assert PAGE.read_text() == table(read(DATA))
+    assert PAGE.read_text() == plan_left_out.page()
+
+
+def test_90_of_100_intervals_hold_for_sources_that_were_left_out() -> None:
+    by_source, _ = plan_left_out.predict_left_out([*read(DATA), *read(LATER_DATA)])
+    every = [each for predictions in by_source.values() for each in predictions]
+    assert (len(by_source), len(every)) == (10, 384)
+    assert figures(every)["held"] >= 90
+    assert figures(plan_left_out.with_all_reduce(every))["held"] >= 90
+
+
+def test_the_constants_are_those_that_all_sources_choose() -> None:
+    before = model.USUAL_COLLECTIVES, model.TAIL
+    sources = plan_left_out.sources_of([*read(DATA), *read(LATER_DATA)])
+    try:
+        assert plan_left_out.choose(list(sources), plan_left_out.predictor_of(sources)) == before
+    finally:
+        plan_left_out.put("USUAL_COLLECTIVES", before[0])
+        plan_left_out.put("TAIL", before[1])
+
+
+def test_a_source_has_no_part_in_its_own_constants() -> None:
+    groups = [group for group in [*read(DATA), *read(LATER_DATA)] if "lambda-a" not in group[0]["machine"]]
+    left = "NVIDIA/DeepLearningExamples 729963d, TensorFlow READMEs"
+    falsified = [
+        [{**row, "examples_per_second": "1"} if int(row["num_gpus"]) > 1 and row["source"] == left else row for row in group]
+        for group in groups
+    ]
+
+    def of_the_source(groups: plan_left_out.Groups) -> list[float]:
+        return [each.low for each in plan_left_out.predict_left_out(groups)[0][left]]
+
+    assert of_the_source(falsified) == of_the_source(groups)
+
+
+def test_the_tail_is_the_largest_with_which_each_source_holds() -> None:
+    def predictions(collectives: int, tail: float, points: int) -> dict[str, list[Prediction]]:
+        held = [tail <= 0.03] * 2 + [True] * 8
+        row = {"update": "nccl"}
+        return {"a": [Prediction(row, 2, 1.0, 0.5 if each else 2.0, 1.0, 3.0) for each in held], "b": []}
+
+    assert plan_left_out.choose(["a", "b"], predictions) == (plan_left_out.COLLECTIVES[0], 0.03)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_second_point_narrows_the_interval_and_says_what_it_bought() -> None:
     found = forecast(ONE, "8: 2200 examples/s at batch 64")
     was, now = forecast(ONE).rows[3].examples_per_second, found.rows[3].examples_per_second
     assert now.high / now.low < was.high / was.low
-    assert any("At 8 GPUs this narrowed the interval from a factor of 1.3" in text for text in found.basis)
+    assert any("At 8 GPUs this narrowed the interval from a factor of 1.4" in text for text in found.basis)
 
 
 def test_a_point_at_another_batch_counts_too() -> None:

@@ -21,9 +21,9 @@ from emulate.plan.machines import _CATALOGUE, _read
         ("NVSwitch", "H100 80GB", 8, 18 * 20.6),
         ("PCIe 3.0 x16", "K80", 8, 12.0),
         ("PCIe 4.0 x8", "A10G", 4, 12.0),
-        ("PCIe 4.0 x16, two sockets, no NVLink, no P2P", "RTX 3090 24GB", 2, 12.0),
-        ("PCIe 4.0 x16, two sockets, no NVLink, no P2P", "RTX 3090 24GB", 4, 6.0),
-        ("PCIe 4.0 x16, two sockets, no NVLink, no P2P", "RTX 3090 24GB", 8, 3.0),
+        ("PCIe 4.0 x16, two sockets, no NVLink, no P2P", "RTX 3090 24GB", 2, 6.3),
+        ("PCIe 4.0 x16, two sockets, no NVLink, no P2P", "RTX 3090 24GB", 4, 3.15),
+        ("PCIe 4.0 x16, two sockets, no NVLink, no P2P", "RTX 3090 24GB", 8, 1.575),
         ("PCIe 4.0 x16, NVLink bridge", "RTX 3090 24GB", 2, 48.0),
     ],
 )

@@ -1,0 +1,50 @@
+"""The gallery has an entry for each issue, and the script behind it measures what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import benchmarks.arms
+from benchmarks.arms import PAGE, PROGRAMS, ROOT, difference
+
+ISSUES = {number for path in PROGRAMS.glob("*.py") for number in re.findall(r"\b(\d{5,6})\b", path.read_text().split('"""')[1])}
+
+
+def test_the_gallery_names_each_issue() -> None:
+    gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert len(ISSUES) == 10
+    assert set(re.findall(r"#(\d{5,6})\b", gallery)) == ISSUES | {"121429"}
+
+
+def test_the_tables_are_those_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    results = re.findall(r"^\| `.*` \| \d \| (.*) \|$", text, re.MULTILINE)
+    (line,) = re.findall(r"^\| 120993 \| (.*) \|$", text, re.MULTILINE)
+    xla, ulp, *losses = map(float, line.split(" | "))
+    arms = {name: {"loss": loss} for name, loss in zip(("plain", "xla", "ulp"), losses, strict=True)}
+    found = {"120993": {**arms, "xla": {**arms["xla"], "gradients": xla}, "ulp": {**arms["ulp"], "gradients": ulp}}}
+    answers = iter([json.dumps(found), *results])
+    monkeypatch.setattr(benchmarks.arms, "in_a_process", lambda *_, **__: next(answers))
+    assert benchmarks.arms.table_of(["120993"]) == text
+
+
+def test_gradients_are_compared_in_parts_of_their_largest_number() -> None:
+    ours, theirs = [np.array([1.0, -4.0]), np.array([0.5])], [np.array([1.0, -3.0]), np.array([0.5])]
+    assert difference(ours, theirs) == 0.25
+    assert difference(ours, ours) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "broken"), [(1, "none"), (4, "sequential/normalization/gamma")])
+def test_replicas_without_examples_break_batch_normalization(devices: int, broken: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.arms", "--run", "last_batch.py"]
+    environment = {**os.environ, "ARMS_DEVICES": str(devices)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    assert result.stdout.splitlines()[-1].endswith(f"not finite: none; such variables: {broken}")
