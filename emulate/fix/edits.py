@@ -249,7 +249,7 @@ EDITS: dict[str, tuple[Edit, ...]] = {
     "framework-limit": (_distribute,),
     "in-batch-negatives": (gather_pairs, gather),
     "initial-weights": (use_value_of_one_device,),
-    "local-normalization": (_count_over_replicas, _distribute),
+    "local-normalization": (_count_over_replicas, _divide_by_all_examples, _distribute),
     "loss-report": (reduce_all, _sum_instead_of_mean, _report_the_whole, _distribute),
     "loss-scaling": (_divide_by_replicas, _divide_the_whole_loss, _divide_once, _distribute),
     "missing-all-reduce": (_sum_gradients, reduce_all),

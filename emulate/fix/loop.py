@@ -28,6 +28,7 @@ MOST_TRIES = 8
 """So many edits are verified for one finding."""
 MOST_EDITS = 8
 """So many edits are made in one program."""
+_EDITED = (".py", ".ipynb")
 _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 """Causes that the reference has, too: their fix must change what one device trains."""
 _REPORTS = ("loss-report", "metric-aggregation")
@@ -120,7 +121,7 @@ def fix(
     Raises:
         UsageError: When the program has no source file that can be edited.
     """
-    if program.file is None or not _has_source(program.file):
+    if program.file is None or program.file.suffix not in _EDITED:
         raise UsageError(
             f"gpudist fix edits Python files and notebooks. Received: program={program.name!r}. Name one, or edit by hand: "
             "gpudist verify names the line and the fix."
@@ -130,10 +131,6 @@ def fix(
     parent = Preload(modules=("emulate.verify", *program.imports)) if given is None else nullcontext(given)
     with tempfile.TemporaryDirectory(prefix="gpudist-fix-") as folder, parent as preload:
         return _Search(program, topology, form, tell, {**options, "preload": preload}, Path(folder)).run()
-
-
-def _has_source(file: Path) -> bool:
-    return file.suffix == ".py" or is_notebook(file)
 
 
 @dataclass(frozen=True)
@@ -215,14 +212,14 @@ class _Search:
         at = line_in_python(python, place.cell, line) if place.cell else line
         names = replace(Names.of(source), is_called_outside=_IN_COMPILE in finding.fixes)
         for proposal in propose(finding.code, Site(source, names, at, finding.fixes)):
-            text = source.apply(proposal.changes)
-            text = as_notebook(content, text) if is_notebook(file) else text
+            edited = source.apply(proposal.changes)
+            text = as_notebook(content, edited) if is_notebook(file) else edited
             yield _Candidate(finding.code, f"{name}:{line}" if line else name, file, text, proposal)
 
     def _is_own(self, file: Path) -> bool:
         """Return whether a file is the program's, and no installed package's."""
         folders = (Path.cwd(), self.program.folder)
-        return _has_source(file) and any(file.is_relative_to(one) for one in folders) and "site-packages" not in file.parts
+        return file.suffix in _EDITED and any(file.is_relative_to(one) for one in folders) and "site-packages" not in file.parts
 
     def _verify(self, texts: dict[Path, bytes]) -> Verdict:
         self.verifications += 1

@@ -46,10 +46,12 @@ def gather_pairs(statement: cst.SimpleStatementLine, source: Source, names: Name
 
 
 def use_value_of_one_device(site: Site) -> Iterator[Proposal]:
-    """Take what depends on the number or index of replicas or hosts out of a line, one at a time and all."""
-    changes = [] if site.statement is None else list(_numbers(site.source, site.statement))
-    for some in dict.fromkeys([*((change,) for change in changes), tuple(changes)] if changes else []):
-        yield Proposal("Use the value of one device, whatever the number of replicas and hosts.", some)
+    """Take numbers and indices of replicas and hosts out of a line, else out of its function: one at a time, then all."""
+    source, statement = site.source, site.statement
+    around = [] if statement is None else [statement, source.function(statement)]
+    changes = next((some for node in around if (some := list(_numbers(source, node)))), [])
+    for chosen in dict.fromkeys([*((change,) for change in changes), tuple(changes)] if changes else []):
+        yield Proposal("Use the value of one device, whatever the number of replicas and hosts.", chosen)
 
 
 def shard_once(site: Site) -> Iterator[Proposal]:

@@ -107,6 +107,14 @@ def test_a_mean_of_an_uneven_batch_is_divided_by_all_examples():
     )
 
 
+def test_a_mean_of_values_that_a_mask_left_is_divided_by_those_of_all_replicas():
+    body = "def step(x):\n    loss = tf.reduce_mean(x) / strategy.num_replicas_in_sync  # here\n"
+    *_, edited = edits("local-normalization", HEAD + body)
+    assert (
+        f"    count = {CONTEXT}.all_reduce({SUM}, tf.cast(tf.size(x), x.dtype))\n    loss = tf.reduce_sum(x) / count" in edited
+    )
+
+
 def test_names_that_an_edit_makes_are_new():
     body = "def step(x, count):\n    loss = tf.reduce_mean(x)  # here\n"
     edited = lines("uneven-batch", body)

@@ -53,6 +53,11 @@ def test_a_number_or_an_index_of_replicas_or_hosts_is_that_of_one_device(code, l
     assert lines(code, body).endswith(f"\n{right}  # here\n")
 
 
+def test_a_number_of_replicas_in_another_line_of_the_function_is_found():
+    body = "def step(x):\n    rate = 0.1 / strategy.num_replicas_in_sync\n    return x * rate  # here\n"
+    assert "    rate = 0.1\n" in lines("depends-on-replicas", body)
+
+
 def test_a_value_that_only_has_a_number_of_replicas_in_it_is_left():
     body = "batch = 8 * strategy.num_replicas_in_sync\nrate = batch * 0.1  # here\n"
     assert not any("rate = 1 * 0.1" in text for text in edits("depends-on-replicas", HEAD + body))
