@@ -79,7 +79,8 @@ def environment(cluster: Any = None) -> Environment:
         one-device: worker, 1 host, 1 device (...PU:0), says this machine
     """
     tasks = find_tasks(cluster)
-    devices = local_devices()
+    # Split devices are listed as their logical devices.
+    devices = _named("GPU") or _named("CPU") or ("CPU:0",)
     if tasks is None or not tasks.trains:
         kind = "mirrored" if len(devices) > 1 else "one-device"
         role, source = (tasks.role, tasks.source) if tasks else ("worker", "this machine")
@@ -470,17 +471,6 @@ def counts_of(text: str) -> list[int]:
     if not all(matches):
         raise ValueError(f"{text!r} is not a list of tasks per node")
     return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
-
-
-def local_devices() -> tuple[str, ...]:
-    """Return the devices that replicas on this machine use: the visible GPUs, or the CPUs if there is no GPU.
-
-    Split devices are listed as their logical devices.
-
-    Returns:
-        At least one name such as `GPU:0`.
-    """
-    return _named("GPU") or _named("CPU") or ("CPU:0",)
 
 
 def num_gpus() -> int:

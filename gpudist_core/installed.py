@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}
@@ -93,16 +92,13 @@ def _version_on_disk(module: str, search_path: tuple[str, ...]) -> str | None:
         spec = importlib.util.find_spec(module)
         is_package = spec is not None and spec.origin is not None and spec.submodule_search_locations is not None
         return _version_by_import(module) if is_package else None
-    named = set(_versions_of_distributions(module, folder))
+    named = {
+        listing.parent.name.removesuffix(".dist-info").partition("-")[2]
+        for listing in folder.glob("*.dist-info/top_level.txt")
+        if module in listing.read_text().split()
+    }
     # Without metadata, or with that of two distributions (tensorflow and tf-nightly write one folder), the module itself knows.
     return named.pop() if len(named) == 1 else _version_by_import(module)
-
-
-def _versions_of_distributions(module: str, folder: Path) -> Iterator[str]:
-    """Yield the versions of the distributions that have put a top-level module into this folder."""
-    for listing in folder.glob("*.dist-info/top_level.txt"):
-        if module in listing.read_text().split():
-            yield listing.parent.name.removesuffix(".dist-info").partition("-")[2]
 
 
 def _version_by_import(module: str) -> str | None:

@@ -272,13 +272,24 @@ def projected(gradients: Sequence[Any], names: Sequence[str], step: Any) -> Any:
     """
     import tensorflow as tf
 
-    products = [_product(gradient) for gradient in gradients]
+    products, row_numbers = [], []
+    for gradient in gradients:
+        values = getattr(gradient, "values", gradient)
+        width = _width(values.shape)
+        wide = values if values.dtype == tf.float64 else tf.cast(values, tf.float32)
+        signs = tf.constant(_column_signs(width), wide.dtype)
+        products.append(tf.cast(tf.matmul(tf.reshape(wide, [-1, width]), signs), tf.float64))
+        if isinstance(gradient, tf.IndexedSlices):
+            each = math.prod(values.shape[1:-1])
+            first = tf.cast(gradient.indices, tf.int64)[:, None] * each
+            row_numbers.append(tf.reshape(first + tf.range(each, dtype=tf.int64), [-1]))
+        else:
+            row_numbers.append(tf.range(tf.shape(products[-1], tf.int64)[0]))
     ends = tf.cumsum(tf.stack([tf.shape(product, tf.int64)[0] for product in products]))
     seeds = tf.constant([seed_of(name) for name in names], tf.int64)
     # searchsorted, as tf.repeat makes a mask of all rows for each tensor.
     owners = tf.searchsorted(ends, tf.range(ends[-1]), side="right")
-    numbers = tf.concat([_row_numbers(gradient, product) for gradient, product in zip(gradients, products, strict=True)], 0)
-    signs = _signs(_numbers(numbers, tf.gather(seeds, owners), step))
+    signs = _signs(_numbers(tf.concat(row_numbers, 0), tf.gather(seeds, owners), step))
     # The number, as a sparse gradient may have no rows at its end.
     return tf.math.unsorted_segment_sum(tf.concat(products, 0) * signs, owners, len(products))
 
@@ -305,28 +316,6 @@ def examples_in(inputs: Sequence[Any]) -> Any:
 
 def _width(shape: Sequence[int]) -> int:
     return shape[-1] if len(shape) > 1 else 1
-
-
-def _product(gradient: Any) -> Any:
-    """Return the products of each row with the columns' signs."""
-    import tensorflow as tf
-
-    values = getattr(gradient, "values", gradient)
-    width = _width(values.shape)
-    wide = values if values.dtype == tf.float64 else tf.cast(values, tf.float32)
-    signs = tf.constant(_column_signs(width), wide.dtype)
-    return tf.cast(tf.matmul(tf.reshape(wide, [-1, width]), signs), tf.float64)
-
-
-def _row_numbers(gradient: Any, product: Any) -> Any:
-    """Return the number of each row of a gradient within its variable."""
-    import tensorflow as tf
-
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.range(tf.shape(product, tf.int64)[0])
-    each = math.prod(gradient.values.shape[1:-1])
-    first = tf.cast(gradient.indices, tf.int64)[:, None] * each
-    return tf.reshape(first + tf.range(each, dtype=tf.int64), [-1])
 
 
 def _bits(rows: NDArray[Any]) -> Integers:
@@ -375,7 +364,11 @@ def _mixed(values: Any) -> Any:
 def _signs(numbers: Any) -> Any:
     """Return `NUM` signs for each number, from bits of its own."""
     bits = _shift_of(numbers)(numbers[:, None], _BITS) & 1
-    return 1.0 - 2.0 * (bits.astype(np.float64) if isinstance(bits, np.ndarray) else _as_floats(bits))
+    if isinstance(bits, np.ndarray):
+        return 1.0 - 2.0 * bits.astype(np.float64)
+    import tensorflow as tf
+
+    return 1.0 - 2.0 * tf.cast(bits, tf.float64)
 
 
 def _shift_of(values: Any) -> Callable[[Any, Any], Any]:
@@ -385,9 +378,3 @@ def _shift_of(values: Any) -> Callable[[Any, Any], Any]:
     import tensorflow as tf
 
     return lambda tensor, by: tf.bitwise.right_shift(tensor, tf.constant(by, tf.int64))
-
-
-def _as_floats(bits: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.cast(bits, tf.float64)

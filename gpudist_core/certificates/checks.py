@@ -428,7 +428,11 @@ class StepChecker:
             if len(reports) < self._local:
                 return
             del self._reports[step]
-            self._compare(step, self._of_all_hosts([reports[number] for number in sorted(reports)]))
+            own = Fingerprints.total([reports[number] for number in sorted(reports)])
+            values = (own.projections.tolist(), own.start.tolist(), own.examples.tolist())
+            gathered = self._exchange.all_gather("the check of a certified step", values)
+            of_hosts = [Fingerprints(np.array(p), np.array(s), np.array(e, np.int64)) for p, s, e in gathered]
+            self._compare(step, Fingerprints.total(of_hosts))
             self.num_compared += 1
             if step == self._certificate.steps - 1:
                 self._end()
@@ -439,12 +443,6 @@ class StepChecker:
         if np.isfinite(certified) and not abs(loss - certified) <= tolerance:
             advice = "The gradients of this step are the certified ones: compare how the loss is reported."
             raise CertificateMismatch(step, "loss", "loss", f"{loss:.6g}", f"{certified:.6g}", tolerance, advice)
-
-    def _of_all_hosts(self, reports: list[Fingerprints]) -> Fingerprints:
-        own = Fingerprints.total(reports)
-        values = (own.projections.tolist(), own.start.tolist(), own.examples.tolist())
-        gathered = self._exchange.all_gather("the check of a certified step", values)
-        return Fingerprints.total([Fingerprints(np.array(p), np.array(s), np.array(e, np.int64)) for p, s, e in gathered])
 
     def _compare(self, step: int, seen: Fingerprints) -> None:
         certificate = self._certificate

@@ -125,8 +125,8 @@ class Checkpoints(CallbackMethods):
         synchronous: bool = False,
         timeout: float = 600.0,
     ) -> None:
-        check_arguments(folder, keep, every, signals, timeout, extra)
-        check_parts(model=model, optimizer=optimizer, pipeline=pipeline, step=step)
+        parts = {"model": model, "optimizer": optimizer, "pipeline": pipeline, "step": step}
+        check_arguments(folder, keep, every, signals, timeout, extra, **parts)
         self._folder = Folder(Path(folder).absolute())
         self._keep, self._every, self._signals = keep, every, tuple(signals)
         self._synchronous, self._timeout = synchronous, timeout
@@ -225,29 +225,6 @@ class Checkpoints(CallbackMethods):
             self._save(step, "every", self._synchronous)
         return is_time
 
-    def _save_epoch(self, step: int) -> None:
-        if self._every is None:
-            self._save(step, "end of an epoch", self._synchronous)
-
-    def _save_rest(self, step: int) -> None:
-        """Save the end of a `fit` that no checkpoint holds yet.
-
-        All hosts must decide the same. So the folder is not read: one host may see what another is still writing.
-        """
-        self._settle()
-        if self._every is not None and step != self._saved:
-            self._save(step, "end of training", self._synchronous)
-
-    def _begin_fit(self, has_position: bool) -> None:
-        if self._every is not None and not has_position:
-            raise UsageError(
-                "Saving in the middle of an epoch needs data with a position",
-                "Pass fit a gpudist_core.Pipeline, or leave every out to save at the end of each epoch.",
-                every=self._every,
-            )
-        self._restore(required=False, stacklevel=2)
-        self._claim()
-
     def _is_time_to_leave(self) -> bool:
         """Return whether all hosts have agreed to stop here. Each call counts as the end of one step."""
         self._claim()
@@ -321,6 +298,14 @@ class Checkpoints(CallbackMethods):
 
         fit = self._in_fit()
         fit.begin()
+        if self._every is not None and self._run.pipeline is None:
+            raise UsageError(
+                "Saving in the middle of an epoch needs data with a position",
+                "Pass fit a gpudist_core.Pipeline, or leave every out to save at the end of each epoch.",
+                every=self._every,
+            )
+        self._restore(required=False, stacklevel=2)
+        self._claim()
         trainer.after_all_begin(self, fit.all_begun)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -330,13 +315,31 @@ class Checkpoints(CallbackMethods):
         self._in_fit().begin_batch(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._in_fit().end_batch(batch)
+        fit = self._in_fit()
+        fit.end_batch(batch)
+        if self._is_time_to_leave():
+            self._leave(fit.trained, save=self._run.pipeline is not None)
+        if not fit.is_at_end_of_epoch:
+            self._save_if_due(fit.trained)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._in_fit().end_epoch(epoch)
+        fit = self._in_fit()
+        fit.end_epoch(epoch)
+        if self._is_time_to_leave():
+            self._leave(fit.trained)
+        self._save_if_due(fit.trained)
+        if self._every is None:
+            self._save(fit.trained, "end of an epoch", self._synchronous)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._in_fit().end()
+        fit = self._in_fit()
+        fit.leave_model()
+        self._settle()
+        # The end may be in no checkpoint yet. All hosts must decide the same, so the folder is not read: one host may see what
+        # another is still writing.
+        if self._every is not None and fit.trained != self._saved:
+            self._save(fit.trained, "end of training", self._synchronous)
+        self.close()
         self._fit = None
 
     def abandon(self) -> None:
@@ -480,8 +483,8 @@ _MEANT = {
 }
 
 
-def check_arguments(folder: Any, keep: Any, every: Any, signals: Any, timeout: Any, extra: Any) -> None:
-    """Refuse arguments that are not valid, except for the parts of the run.
+def check_arguments(folder: Any, keep: Any, every: Any, signals: Any, timeout: Any, extra: Any, **parts: Any) -> None:
+    """Refuse arguments that are not valid.
 
     Args:
         folder: The folder.
@@ -490,9 +493,10 @@ def check_arguments(folder: Any, keep: Any, every: Any, signals: Any, timeout: A
         signals: Names of signals.
         timeout: How long to wait for another host, in seconds.
         extra: More to save, by name.
+        **parts: The model, the optimizer, the pipeline and the step; None for those not given.
 
     Raises:
-        UsageError: For a value of another type, or outside of its range.
+        UsageError: For a value of another type, outside of its range, or without the methods that it needs.
     """
     for name, value in (("keep", keep), ("every", 1 if every is None else every)):
         if not is_whole(value, 1):
@@ -515,17 +519,6 @@ def check_arguments(folder: Any, keep: Any, every: Any, signals: Any, timeout: A
         )
     if extra is not None and not isinstance(extra, Mapping):
         raise UsageError("extra must be a dictionary of names and values", 'Write extra={"name": variable}.', extra=extra)
-
-
-def check_parts(**parts: Any) -> None:
-    """Refuse objects that cannot be a part of a run.
-
-    Args:
-        **parts: The model, the optimizer, the pipeline and the step; None for those not given.
-
-    Raises:
-        UsageError: If one has not the methods it needs.
-    """
     for name, value in parts.items():
         needs = _METHODS.get(name, ("variables",))
         if value is not None and (isinstance(value, type) or not all(hasattr(value, method) for method in needs)):

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,7 +80,8 @@ class DataFile:
         offset = self._file.tell()
         data = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         crc32 = []
-        for block in _blocks(data):
+        for first in range(0, len(data), BLOCK):
+            block = data[first : first + BLOCK]
             crc32.append(zlib.crc32(block))
             self._file.write(block)
         return Piece(self._path.name, offset, len(data), tuple(crc32), start, stop)
@@ -97,11 +98,6 @@ class DataFile:
         """Close the file in its present state."""
         with contextlib.suppress(OSError):  # what could not be written before cannot be written now either
             self._file.close()
-
-
-def _blocks(data: memoryview) -> Iterator[memoryview]:
-    for first in range(0, len(data), BLOCK):
-        yield data[first : first + BLOCK]
 
 
 def check_blocks(folder: Path, name: str, piece: Piece, first: int = 0, last: int | None = None) -> None:
@@ -206,14 +202,12 @@ class Manifest:
     states: Mapping[str, Any] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        entries = {name: asdict(entry) for name, entry in self.entries.items()}
-        return {"format": FORMAT, "step": self.step, "info": dict(self.info), "states": dict(self.states), "arrays": entries}
-
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write a manifest and flush it to the disk."""
-    body = manifest.as_json()
+    arrays = {name: asdict(entry) for name, entry in manifest.entries.items()}
+    states, info = dict(manifest.states), dict(manifest.info)
+    body = {"format": FORMAT, "step": manifest.step, "info": info, "states": states, "arrays": arrays}
     write_json(folder / MANIFEST, {**body, "crc32": _checksum(body)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -35,34 +35,23 @@ class CallbackMethods:
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
-class Saver(Protocol):
-    """Define what a followed `fit` asks of the `Checkpoints` that follow it."""
-
-    def _begin_fit(self, has_position: bool) -> None: ...
-    def _is_time_to_leave(self) -> bool: ...
-    def _leave(self, step: int, save: bool = True) -> NoReturn: ...
-    def _save_if_due(self, step: int) -> bool: ...
-    def _save_epoch(self, step: int) -> None: ...
-    def _save_rest(self, step: int) -> None: ...
-    def close(self) -> None: ...
-
-
 class FollowedFit:
-    """Follow one `fit`.
+    """Follow one `fit`: where it is, and what it continues from. `Checkpoints` decides when to save and to stop.
 
     Args:
-        checkpoints: The callback that saves and restores.
+        checkpoints: The callback that follows.
         run: The parts of the run, completed from the model.
         model: The model that is trained.
 
     Attributes:
         batches: Number of batches in an epoch, as far as Keras knows.
         epochs: Number of epochs that `fit` was asked for.
+        trained: Number of batches trained, with those before the checkpoint.
     """
 
-    def __init__(self, checkpoints: Saver, run: RunParts, model: Any) -> None:
+    def __init__(self, checkpoints: Any, run: RunParts, model: Any) -> None:
         self._checkpoints, self._run, self._model = checkpoints, run, model
-        self._trained = 0
+        self.trained = 0
         self._first_batch = self._batch = 0
         self.batches: int | None = None
         self.epochs: int | None = None
@@ -115,7 +104,7 @@ class FollowedFit:
         from gpudist_core.upstream import runtime
 
         kept = opened.state("fit")
-        self._trained, self._epoch = opened.manifest.step, int(kept["epoch"])
+        self.trained, self._epoch = opened.manifest.step, int(kept["epoch"])
         self._from, self._taken = (opened if kept["in_epoch"] else None), opened
         has_stopped = bool(kept.get("stopped"))
         runtime.begin_at(self._model, max(self._epoch, self.epochs or 0) if has_stopped else self._epoch)
@@ -153,7 +142,6 @@ class FollowedFit:
                     "Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables).",
                     optimizer=optimizer.name,
                 )
-        self._checkpoints._begin_fit(run.pipeline is not None)
 
     def all_begun(self, callbacks: list[Any]) -> None:
         """Restore what callbacks keep, after all have started the training, which resets some.
@@ -169,9 +157,19 @@ class FollowedFit:
 
     def begin_epoch(self, epoch: int) -> None:
         self._epoch, self._in_epoch = epoch, False
-        if self._from is not None:
-            self._restore_metrics(self._from)
-            self._from = None
+        opened, self._from = self._from, None
+        if opened is None:
+            return
+        # Keras has just reset the metrics: they had counted a part of this epoch.
+        items = self._run.metrics()
+        kept = {name for name in opened.manifest.entries if name.startswith("metrics/")}
+        if {item.name for item in items} != kept:
+            warnings.warn(
+                f"The metrics start again in the middle of epoch {epoch + 1}: {opened.path.name} has other metrics.",
+                stacklevel=2,
+            )
+            return
+        opened.assign(items)
 
     def begin_batch(self, batch: int) -> None:
         self._first_batch = batch
@@ -179,44 +177,24 @@ class FollowedFit:
     def end_batch(self, batch: int) -> None:
         # With several steps per call the last call of an epoch may have fewer than its number says.
         last = batch if self.batches is None else min(batch, self.batches - 1)
-        self._trained += last - self._first_batch + 1
+        self.trained += last - self._first_batch + 1
         self._batch = last + 1
         self._in_epoch = True
-        if self._checkpoints._is_time_to_leave():
-            self._checkpoints._leave(self._trained, save=self._run.pipeline is not None)
-        if self._batch != self.batches:  # after the last batch callbacks have something to do yet
-            self._checkpoints._save_if_due(self._trained)
+
+    @property
+    def is_at_end_of_epoch(self) -> bool:
+        """Return whether the last batch of an epoch was trained, and callbacks still have something to do after it."""
+        return self._batch == self.batches
 
     def end_epoch(self, epoch: int) -> None:
         self._epoch, self._in_epoch = epoch + 1, False
         self._read += 1
-        if self._checkpoints._is_time_to_leave():
-            self._checkpoints._leave(self._trained)
-        self._checkpoints._save_if_due(self._trained)
-        self._checkpoints._save_epoch(self._trained)
-
-    def end(self) -> None:
-        self.leave_model()
-        self._checkpoints._save_rest(self._trained)
-        self._checkpoints.close()
 
     def leave_model(self) -> None:
         """Let the next `fit` start with the epoch that it is given."""
         from gpudist_core.upstream import runtime
 
         runtime.begin_at(self._model, None)
-
-    def _restore_metrics(self, opened: Opened) -> None:
-        """Restore what metrics had counted in this epoch: Keras has just reset them."""
-        items = self._run.metrics()
-        kept = {name for name in opened.manifest.entries if name.startswith("metrics/")}
-        if {item.name for item in items} != kept:
-            warnings.warn(
-                f"The metrics start again in the middle of epoch {self._epoch + 1}: {opened.path.name} has other metrics.",
-                stacklevel=2,
-            )
-            return
-        opened.assign(items)
 
 
 class Others:
@@ -247,7 +225,7 @@ class Others:
             if kept_by(callback):
                 kept[name] = {key: getattr(callback, key) for key in kept_by(callback) if hasattr(callback, key)}
             begun, now = self._begun[name], attributes_of(callback)
-            if any(key not in begun or begun[key] != _mark(value) or _may_change(value) for key, value in now.items()):
+            if any(key not in begun or begun[key] != _mark(value) for key, value in now.items()):
                 unknown.append(name)
         return {"kept": kept, "unknown": unknown}
 
@@ -258,12 +236,18 @@ class Others:
             state: The result of `state`, or None.
             checkpoint: The name of the checkpoint, for the message.
         """
+        from gpudist_core.upstream.trainer import kept_by
+
         kept = (state or {}).get("kept", {})
         anew = [name for name in (state or {}).get("unknown", ()) if name in self._named]
         for name, callback in self._named.items():
-            if name in kept:
-                _restore(callback, kept[name])
-            elif _keeps(callback):
+            if name in kept and has_state(callback):
+                callback.restore(kept[name])
+            elif name in kept:
+                for attribute, value in kept[name].items():
+                    is_number = isinstance(value, np.ndarray) and value.ndim == 0
+                    setattr(callback, attribute, value.item() if is_number else value)
+            elif has_state(callback) or kept_by(callback):
                 anew.append(name)
         if anew:
             warnings.warn(
@@ -287,48 +271,21 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
     return named
 
 
-def _keeps(callback: Any) -> bool:
-    from gpudist_core.upstream.trainer import kept_by
-
-    return has_state(callback) or bool(kept_by(callback))
-
-
-def _restore(callback: Any, state: Any) -> None:
-    if has_state(callback):
-        callback.restore(state)
-        return
-    for name, value in state.items():
-        is_number = isinstance(value, np.ndarray) and value.ndim == 0
-        setattr(callback, name, value.item() if is_number else value)
-
-
 def _mark(value: Any) -> Any:
     """Return a mark that shows whether an attribute was replaced or has grown."""
+    # What may hold other numbers without that gets a new mark each time.
+    if isinstance(value, np.ndarray) or hasattr(value, "assign") or hasattr(value, "update_state"):
+        return object()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return id(value), len(value) if isinstance(value, (list, dict, set, tuple)) else 0
 
 
-def _may_change(value: Any) -> bool:
-    """Return whether an object may hold other numbers without another mark."""
-    return isinstance(value, np.ndarray) or hasattr(value, "assign") or hasattr(value, "update_state")
-
-
-class RestoredEpochs(Protocol):
-    """Describe the epochs that the `fit` of a distributed model iterates: `keras_model.sources.Epochs`."""
-
-    source: Any
-    steps_per_epoch: int | None
-
-    def catch_stop_iteration(self) -> Any: ...
-    def __iter__(self) -> Any: ...
-
-
-def read_over(epochs: RestoredEpochs, number: int, name: str) -> None:
+def read_over(epochs: Any, number: int, name: str) -> None:
     """Read some epochs again, so that the data continue after them.
 
     Args:
-        epochs: The epochs of `fit`, before the first one.
+        epochs: The epochs of `fit`, before the first one (`keras_model.sources.Epochs`).
         number: Number of epochs that were read.
         name: The name of the checkpoint, for messages.
     """
@@ -354,7 +311,7 @@ def read_over(epochs: RestoredEpochs, number: int, name: str) -> None:
                     raise StopIteration
 
 
-def _warns_of_chance(epochs: RestoredEpochs, name: str) -> bool:
+def _warns_of_chance(epochs: Any, name: str) -> bool:
     """Warn of epochs with a part of the batches in an unseeded order: nobody knows which examples they had."""
     from gpudist_core.upstream import datasets, trainer
 

@@ -98,22 +98,19 @@ class TextExchange:
             return [value]
         self._round += 1
         self._store.put(self._key(self._round, self.host), json.dumps(value))
-        values = self._hear(self._store, what)
-        if self._round > 1:  # whoever has told this round's has heard the one before
-            self._store.delete(self._key(self._round - 1, self.host))
-        return values
-
-    def _hear(self, store: Store, what: str) -> list[Any]:
         until = time.monotonic() + self._timeout
         texts = [
-            store.get(self._key(self._round, host), max(0.001, until - time.monotonic())) for host in range(self.num_hosts)
+            self._store.get(self._key(self._round, other), max(0.001, until - time.monotonic()))
+            for other in range(self.num_hosts)
         ]
-        missing = [host for host, text in enumerate(texts) if text is None]
+        missing = [other for other, text in enumerate(texts) if text is None]
         if missing:
             raise HostMissing(
                 f"Every host must take part in {what}. Received: missing hosts={missing} after {self._timeout:g} s, "
                 f"hosts={self.num_hosts}. Their logs may say why they do not answer. Or allow more time (timeout=...)."
             )
+        if self._round > 1:  # whoever has told this round's has heard the one before
+            self._store.delete(self._key(self._round - 1, self.host))
         return [json.loads(text or "") for text in texts]
 
     def _key(self, number: int, host: int) -> str:

@@ -177,23 +177,6 @@ class Sliced(_OfOneForm):
         return (*[slice(None)] * self._info.axis, slice(start, stop))
 
 
-class Constant(_OfOneForm):
-    """Save an array that an object returned from `state()`. The object restores it itself."""
-
-    axis: int | None = None
-
-    def __init__(self, name: str, value: Array, is_first_host: bool) -> None:
-        self.name, self._value, self._is_first_host = name, value, is_first_host
-        self.shape = tuple(value.shape)
-        self.dtype = value.dtype.name
-
-    def pieces(self) -> list[tuple[int, int, Array]]:
-        return [(0, 0, np.array(self._value))] if self._is_first_host else []
-
-    def assign(self, read: Read, rows: int) -> None:
-        """Do nothing: the object's own `restore` does it."""
-
-
 def aggregation_on_read(variable: Any) -> str | None:
     """Return how the replicas' values of a variable are aggregated; None if all are equal."""
     if getattr(getattr(variable, "synchronization", None), "name", "") != "ON_READ":

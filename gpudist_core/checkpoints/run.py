@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from gpudist_core.checkpoints import files
-from gpudist_core.checkpoints.items import Array, Collector, Constant, Item
+from gpudist_core.checkpoints.items import Array, Collector, Item
 from gpudist_core.checkpoints.saving import Held, Snapshot
 from gpudist_core.errors import Damaged, Foreign, UsageError
 from gpudist_core.installed import installed_version, own_version
@@ -138,10 +138,14 @@ class RunParts:
         """
         replicas = self.replicas()
         metrics = self.metrics() if fit is not None and fit["in_epoch"] else []
-        held = [Held.of(item) for item in [*self.items(), *metrics]]
+        held = [Held(item.name, item.shape, item.dtype, item.axis, item.pieces()) for item in [*self.items(), *metrics]]
 
         def keep(is_mine: bool) -> Any:
-            return lambda name, values: held.append(Held.of(Constant(name, np.array(values), is_mine)))
+            def hold(name: str, values: Array) -> None:
+                pieces = [(0, 0, np.array(values))] if is_mine else []
+                held.append(Held(name, values.shape, values.dtype.name, None, pieces))
+
+            return hold
 
         of_all = keep(replicas.host == 0)
         stateful = self.stateful().items()

@@ -45,7 +45,7 @@ from typing import Any
 from gpudist_core.checkpoints.files import DataFile, Entry, Manifest, write_json, write_manifest
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.hosts import TextExchange
-from gpudist_core.checkpoints.items import Array, Item
+from gpudist_core.checkpoints.items import Array
 from gpudist_core.errors import SaveFailed
 
 Pieces = Sequence[tuple[int, int, Array]]
@@ -60,10 +60,6 @@ class Held:
     dtype: str
     axis: int | None
     pieces: Pieces
-
-    @classmethod
-    def of(cls, item: Item) -> Held:
-        return cls(item.name, item.shape, item.dtype, item.axis, item.pieces())
 
 
 @dataclass(frozen=True)

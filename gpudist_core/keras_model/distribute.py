@@ -57,18 +57,14 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     warn_of_one_device(model, model.distribute_strategy)
     patches.of_step.prepare()
     settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}
-    patches.mix_in(model, _kind_of(model), **settings)
+    kind = DistributedModel
+    if strategies.is_coordinated(models.strategy_of(model)):
+        from gpudist_core.keras_model.coordinated import CoordinatedModel
+
+        kind = CoordinatedModel
+    patches.mix_in(model, kind, **settings)
     if synchronize_batch_norm:
         layers.mark_batch_norm(model)
     if model.compiled:
         model._gpudist_exact()
     return model
-
-
-def _kind_of(model: object) -> type[DistributedModel]:
-    """Return the class that makes a model of this strategy exact."""
-    if not strategies.is_coordinated(models.strategy_of(model)):
-        return DistributedModel
-    from gpudist_core.keras_model.coordinated import CoordinatedModel
-
-    return CoordinatedModel

@@ -21,7 +21,7 @@ from gpudist_core.errors import UsageError
 from gpudist_core.gradients import all_reduce_all, gathered
 from gpudist_core.keras_model import sources
 from gpudist_core.keras_model.callbacks import Logs
-from gpudist_core.keras_model.results import Results, remembering, watched
+from gpudist_core.keras_model.results import Results, results_of_metrics, watched
 from gpudist_core.replicas import replicas_of
 from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import layers, randomness, row_means, trainer
@@ -140,7 +140,8 @@ class BatchFunction(CountingFunction):
             stack.enter_context(layers.synchronizing_batch_norm(self._model._gpudist_synchronizes))
             if self._accumulations is not None:
                 stack.enter_context(self._accumulations.during())
-            remembered = stack.enter_context(remembering())
+            remembered: dict[int, tuple[Any, Any, Any]] = {}
+            stack.enter_context(results_of_metrics.set(remembered))
             values = self._logged(self._step(data), remembered)
             if not self._several_hosts:
                 return values, []
@@ -192,12 +193,12 @@ class PredictFunction:
                 with self._model.distribute_strategy.scope():
                     trainer.build_layers(self._model, sources.spec_of(self._strategy, placed[0]))
             self._is_built = True
-        outputs = [self._joined(self._outputs(batch)) for batch in placed]
+        outputs = []
+        for batch in placed:
+            with limited(self._strategy):
+                of_replicas = self._function(batch)
+            outputs.append(self._joined(of_replicas))
         return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *parts: _concat(parts), *outputs)
-
-    def _outputs(self, data: Any) -> Any:
-        with limited(self._strategy):
-            return self._function(data)
 
     def _one(self, data: Any) -> Any:
         return self._strategy.run(self._on_replica, args=(data,))

@@ -23,21 +23,17 @@ from gpudist_core.static import table_of
 from gpudist_core.upstream import models, optimizers, trainer
 from gpudist_core.upstream.row_means import make_variables_local
 
+# `patches.mix_in` puts the class of the model behind `DistributedModel`. Its members are known only then, so its type is Any.
+_ClassOfModel: Any = object
 
-class DistributedModel:
+
+class DistributedModel(_ClassOfModel):
     """Extend the class of a model. `distributed` applies it; everything else is the model's own and Keras's."""
 
-    # What the class has that it extends.
-    distribute_strategy: Any
-    jit_compile: Any
-    metrics: Any
-    optimizer: Any
+    # The methods below set these.
     predict_function: Any
     test_function: Any
-    test_step: Any
     train_function: Any
-    train_step: Any
-    weights: Any
 
     _gpudist_draws = "replica"
     _gpudist_synchronizes = True
@@ -51,7 +47,7 @@ class DistributedModel:
         """Compile as Keras does, in the strategy's scope. Optimizers then sum gradients before they use them."""
         models.check_current(self)
         with self.distribute_strategy.scope():
-            super().compile(*args, **kwargs)  # type: ignore[misc]
+            super().compile(*args, **kwargs)
             self._gpudist_exact()
 
     def _gpudist_exact(self) -> None:
@@ -82,7 +78,7 @@ class DistributedModel:
             Keras's `History`.
         """
         models.check_current(self)
-        fit = super().fit  # type: ignore[misc]
+        fit = super().fit
         given = inspect.signature(fit).bind(*args, **kwargs)
         given.apply_defaults()
         asked = given.arguments
@@ -113,7 +109,7 @@ class DistributedModel:
             Keras's result.
         """
         models.check_current(self)
-        evaluate = super().evaluate  # type: ignore[misc]
+        evaluate = super().evaluate
         given = inspect.signature(evaluate).bind(*args, **kwargs)
         given.apply_defaults()
         callbacks = self._gpudist_callbacks(given.arguments, history=False)
@@ -134,7 +130,7 @@ class DistributedModel:
         """
         models.check_current(self)
         with trainer.NextIterator(self._gpudist_epochs_of(None, training=False)):
-            return super().predict(*args, **kwargs)  # type: ignore[misc]
+            return super().predict(*args, **kwargs)
 
     def set_weights(self, weights: Any) -> None:
         """Set the weights as Keras does. A sharded table takes all of its rows, as get_weights returns them.
@@ -148,7 +144,7 @@ class DistributedModel:
         values, variables = list(weights), self.weights
         tables = {i: table for i, v in enumerate(variables) if (table := table_of(v)) is not None}
         if not tables or len(values) != len(variables):
-            super().set_weights(values)  # type: ignore[misc]
+            super().set_weights(values)
             return
         for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
             shape = tables[i].shape if i in tables else tuple(variable.shape)
@@ -179,15 +175,13 @@ class DistributedModel:
         iterators: list[sources.Epochs] = []
 
         def make(
+            *,
             x: Any = None,
-            y: Any = None,
-            sample_weight: Any = None,
-            batch_size: int | None = None,
             steps_per_epoch: int | None = None,
             shuffle: Any = False,
-            class_weight: Any = None,
             distribute_strategy: Any = None,
             steps_per_execution: int = 1,
+            **data: Any,
         ) -> sources.Epochs:
             if steps_per_epoch is not None and not is_whole(steps_per_epoch, 1):
                 raise UsageError(
@@ -195,15 +189,7 @@ class DistributedModel:
                     "None means all.",
                     steps_per_epoch=steps_per_epoch,
                 )
-            data = {
-                "x": x,
-                "y": y,
-                "sample_weight": sample_weight,
-                "batch_size": batch_size,
-                "steps_per_epoch": steps_per_epoch,
-                "shuffle": shuffle,
-                "class_weight": class_weight,
-            }
+            data |= {"x": x, "steps_per_epoch": steps_per_epoch, "shuffle": shuffle}
             trains = training and not iterators
             if iterators and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
                 data["batch_size"] = None
@@ -223,7 +209,7 @@ class DistributedModel:
 
     def _should_eval(self, epoch: int, validation_freq: Any) -> bool:
         """Return whether Keras's fit validates after an epoch. For its first validation it makes an iterator."""
-        is_due = bool(super()._should_eval(epoch, validation_freq))  # type: ignore[misc]
+        is_due = bool(super()._should_eval(epoch, validation_freq))
         kept = state.of_model.of(self)
         if is_due and kept.next_iterator is not None and getattr(self, "_eval_epoch_iterator", None) is None:
             kept.next_iterator.expect()
@@ -245,22 +231,17 @@ class DistributedModel:
         with strategy.scope():
             if default:
                 trainer.build(self, spec)
-            else:
-                self._gpudist_build_own(spec)
-
-    def _gpudist_build_own(self, spec: Any) -> None:
-        """Build a model that trains itself: it may take a batch as a whole, or may not be callable.
-
-        Its parts were made before, or are made in the step, which then reports what is missing.
-        """
-        for batch in (spec, (spec,)):
-            try:
-                trainer.build(self, batch)
                 return
-            except UsageError:
-                raise
-            except (RuntimeError, TypeError, ValueError):
-                continue
+            # A model that trains itself may take a batch as a whole, or may not be callable. Its parts were made before, or are
+            # made in the step, which then reports what is missing.
+            for batch in (spec, (spec,)):
+                try:
+                    trainer.build(self, batch)
+                    return
+                except UsageError:
+                    raise
+                except (RuntimeError, TypeError, ValueError):
+                    continue
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the training step."""
@@ -310,8 +291,8 @@ class DistributedModel:
 
         # In a step, and while Keras builds symbolically, a metric is asked for its form, not for its value.
         if shares.current() is not None or not tf.executing_eagerly():
-            return dict(super().get_metrics_result())  # type: ignore[misc]
+            return dict(super().get_metrics_result())
         functions = (f for f in (self.train_function, self.test_function) if isinstance(f, CountingFunction))
         function = next(functions, None)
         with (Results(self, self._gpudist_place) if function is None else function.results()).summed():
-            return dict(super().get_metrics_result())  # type: ignore[misc]
+            return dict(super().get_metrics_result())

@@ -16,7 +16,8 @@ from gpudist_core.replicas import replicas_of
 from gpudist_core.state import PerThread
 from gpudist_core.upstream import models, trainer
 
-_remembered: PerThread[dict[int, tuple[Any, Any, Any]] | None] = PerThread(None)
+results_of_metrics: PerThread[dict[int, tuple[Any, Any, Any]] | None] = PerThread(None)
+"""What watched metrics returned in the replica's step that is traced: the value, the metric and the key, by the value's id."""
 
 
 class Results:
@@ -140,15 +141,10 @@ def _watching(metric: Any, result: Any) -> Any:
     @functools.wraps(result)
     def watch(*args: Any, **kwargs: Any) -> Any:
         value = result(*args, **kwargs)
-        remembered = _remembered.value
+        remembered = results_of_metrics.value
         if remembered is not None:
             named = value.items() if isinstance(value, dict) else [(None, value)]
             remembered.update({id(part): (part, metric, key) for key, part in named})
         return value
 
     return watch
-
-
-def remembering() -> contextlib.AbstractContextManager[Any]:
-    """Remember, while one replica's step is traced, what each watched metric returned, by the identity of the value."""
-    return _remembered.set({})

@@ -24,7 +24,7 @@ from gpudist_core.pipelines.cross_host_check import Alike, digest_of, of_first_h
 from gpudist_core.pipelines.distributed import Distributed
 from gpudist_core.pipelines.hashing import words
 from gpudist_core.pipelines.shares import cuts, placed
-from gpudist_core.replicas import Replicas, per_replica, replicas_of
+from gpudist_core.replicas import per_replica, replicas_of
 from gpudist_core.upstream import datasets, trainer
 
 
@@ -62,30 +62,13 @@ def distributed(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     replicas = replicas_of(strategy)
     if replicas.total == 1:
         return tf.nest.map_structure(lambda v: tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v, batch)
-    return _cut(strategy, replicas, batch, [leaf for leaf in leaves if leaf is not None])
-
-
-def _cut(strategy: tf.distribute.Strategy, replicas: Replicas, batch: Any, leaves: list[Any]) -> Any:
+    leaves = [leaf for leaf in leaves if leaf is not None]
     rows = {_rows(leaf) for leaf in leaves}
     if len(rows) != 1:
         raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
-    places = cuts(rows.pop(), replicas.total, replicas.local)
-    parts = placed(leaves, places, replicas.devices)
-
-    def packed(part: list[Any]) -> Any:
-        values = iter(part)
-        return tf.nest.map_structure(lambda v: None if v is None else next(values), batch)
-
-    return _without_none(strategy, [packed(part) for part in parts])
-
-
-def _without_none(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
-    """Call `per_replica` for values in which some components are None on all replicas."""
-    if len(values) == 1:
-        return values[0]
-    flat = [[v for v in tf.nest.flatten(value) if v is not None] for value in values]
-    leaves = iter(per_replica(strategy, flat))
-    return tf.nest.map_structure(lambda v: None if v is None else next(leaves), values[0])
+    parts = placed(leaves, cuts(rows.pop(), replicas.total, replicas.local), replicas.devices)
+    values = iter(per_replica(strategy, parts))
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else next(values), batch)
 
 
 def _value(leaf: Any) -> Any:
@@ -343,7 +326,11 @@ def source_of(strategy: tf.distribute.Strategy, data: dict[str, Any], *, trainin
         data = data | {"shuffle": False}
     adapter = trainer.data_adapter(**data)
     held = trainer.arrays_of(adapter)
-    if held is not None and data.get("shuffle") in (None, True, False) and all(map(_dense, tf.nest.flatten(held[0]))):
+    is_dense = held is not None and all(
+        isinstance(leaf, (np.ndarray, tf.Tensor)) and getattr(leaf.dtype, "kind", "") != "O"
+        for leaf in tf.nest.flatten(held[0])
+    )
+    if held is not None and is_dense and data.get("shuffle") in (None, True, False):
         make = functools.partial(_of_arrays, *held, bool(data.get("shuffle")))
         return FromArrays(make, strategy, seed=seed, moves=training)
     return FromAdapter(adapter, strategy, seed if training and data.get("shuffle") else None)
@@ -375,19 +362,12 @@ def _of_pipeline(pipeline: Pipeline, data: dict[str, Any]) -> Pipeline:
 
 
 def _of_arrays(arrays: Any, batch_size: int, shuffle: bool, seed: int) -> Pipeline:
-    prepared = tf.nest.map_structure(_prepared, arrays)
-    return Pipeline.from_arrays(prepared, global_batch_size=batch_size, shuffle=shuffle, seed=seed)
+    def in_floatx(leaf: Any) -> Any:  # as Keras's own adapter of arrays converts floats
+        array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
+        return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array
 
-
-def _dense(leaf: Any) -> bool:
-    return isinstance(leaf, (np.ndarray, tf.Tensor)) and getattr(leaf.dtype, "kind", "") != "O"
-
-
-def _prepared(leaf: Any) -> Any:
-    """Convert floats to Keras's floatx, as its own adapter of arrays does."""
-    array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
-    return (
-        array.astype(keras.config.floatx()) if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx() else array
+    return Pipeline.from_arrays(
+        tf.nest.map_structure(in_floatx, arrays), global_batch_size=batch_size, shuffle=shuffle, seed=seed
     )
 
 

@@ -101,7 +101,13 @@ class CoordinatedTraining:
             raise UsageError(
                 "timeout_seconds must be a positive number or None", "None means no limit.", timeout_seconds=timeout_seconds
             )
-        self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
+        self.strategy: Any = strategy if strategy is not None else models.strategy_of(model)
+        if not strategies.is_coordinated(self.strategy):
+            raise UsageError(
+                "CoordinatedTraining needs a model made in the scope of a ParameterServerStrategy",
+                "Use make_strategy() in a cluster with ps tasks. Use TrainStep with other strategies.",
+                strategy=type(self.strategy).__name__,
+            )
         patches.of_step.prepare()
         strategies.let_be_read(model)
         self.model: Any = model
@@ -308,16 +314,6 @@ class CoordinatedTraining:
             if lost is None and not isinstance(error, Unavailable):
                 self._workers.forget()
             raise (lost or error) from (error if lost else None)
-
-
-def _checked_strategy(strategy: tf.distribute.Strategy) -> Any:
-    if strategies.is_coordinated(strategy):
-        return strategy
-    raise UsageError(
-        "CoordinatedTraining needs a model made in the scope of a ParameterServerStrategy",
-        "Use make_strategy() in a cluster with ps tasks. Use TrainStep with other strategies.",
-        strategy=type(strategy).__name__,
-    )
 
 
 def _check_on_servers(**owners: Any) -> None:

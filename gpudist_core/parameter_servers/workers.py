@@ -124,15 +124,14 @@ class _Bringers:
 
 def _bring(awaited: queue.SimpleQueue[Any], arrived: queue.SimpleQueue[Any]) -> None:
     while (item := awaited.get()) is not None:
-        arrived.put(_brought(*item))
-        del item  # it holds the gradients
-
-
-def _brought(remote: Any, key: Any) -> tuple[Any, Any, BaseException | None]:
-    try:
-        return key, _result(remote), None
-    except BaseException as error:
-        return key, None, error
+        remote, key = item
+        report: tuple[Any, Any, BaseException | None]
+        try:
+            report = key, _result(remote), None
+        except BaseException as error:
+            report = key, None, error
+        arrived.put(report)
+        del item, remote, report  # they hold the gradients
 
 
 def server_lost(error: BaseException) -> Unavailable | None:
@@ -422,20 +421,20 @@ def unflattened(arrays: Mapping[str, Any], num_variables: int) -> Part:
 
 
 def _added(parts: list[Part]) -> Part:
-    return {name: _sum_of(name, [part[name] for part in parts]) for name in parts[0]}
+    def plus(first: Any, second: Any) -> Any:
+        # What workers sent for one variable has one form, because they ran the same function.
+        if isinstance(first, (tuple, list)):
+            return tuple(tf.concat(pair, 0) for pair in zip(first, second, strict=True))
+        return first + second
 
-
-def _sum_of(name: str, values: list[Any]) -> Any:
-    if name.endswith("grads"):
-        return [functools.reduce(_plus, grads) for grads in zip(*values, strict=True)]
-    return functools.reduce(tf.add, values)
-
-
-def _plus(first: Any, second: Any) -> Any:
-    """Add what two workers sent for one variable. Both have the same form, because they ran the same function."""
-    if isinstance(first, (tuple, list)):
-        return tuple(tf.concat(pair, 0) for pair in zip(first, second, strict=True))
-    return first + second
+    added: Part = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
+        if name.endswith("grads"):
+            added[name] = [functools.reduce(plus, grads) for grads in zip(*values, strict=True)]
+        else:
+            added[name] = functools.reduce(plus, values)
+    return added
 
 
 def _together(first: Any, second: Any) -> Any:

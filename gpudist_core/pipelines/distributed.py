@@ -44,10 +44,10 @@ from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.cross_host_check import Alike, told_by_all
 from gpudist_core.pipelines.lookahead import LookAhead
 from gpudist_core.pipelines.mapping import Mapper, RowCache
-from gpudist_core.pipelines.plan import HostShare, Plan, Position, check_together, identity_of, restored, state_of
+from gpudist_core.pipelines.plan import HostShare, Plan, Position, identity_of, restore, state_of
 from gpudist_core.pipelines.shares import placed
 from gpudist_core.pipelines.sources.access import Rows, digest
-from gpudist_core.pipelines.weighting import Weighting, label_component
+from gpudist_core.pipelines.weighting import label_component
 from gpudist_core.replicas import per_replica, replicas_of
 
 
@@ -67,9 +67,16 @@ class Rowwise:
         after = [stage for stage in plan.stages[end:] if stage.function]
         self._after = Mapper(after, self._before.spec, 0)
         self.spec, self._label = self._after.spec, None
-        if plan.weighting is not None:
-            self._label = label_component(self.spec) if plan.weighting.of_rows is None else None
-            self.spec = _with_weight(self.spec, plan.weighting)
+        if plan.weighting is None:
+            return
+        by_class = plan.weighting.of_rows is None
+        self._label = label_component(self.spec) if by_class else None
+        if not isinstance(self.spec, tuple) or len(self.spec) != 2:
+            raise UsageError(
+                "Weights need examples of the form (x, y)", "Return (x, y) from the last map, without a weight.", row=self.spec
+            )
+        shape = tf.nest.flatten(self.spec[1])[0].shape[:-1] if by_class else ()
+        self.spec = (*self.spec, tf.TensorSpec(shape, plan.weighting.dtype))
 
     def __call__(self, share: HostShare) -> Rows:
         """Return the examples of a share as the replicas get them, flattened."""
@@ -88,15 +95,6 @@ class Rowwise:
             raw = share.parts if places is None else [part[places] for part in share.parts]
         rows, repeats = (share.rows, share.repeats) if places is None else (share.rows[places], share.repeats[places])
         return self._before(raw, self._plan.seed, share.epoch, rows, repeats)
-
-
-def _with_weight(spec: Any, weighting: Weighting) -> Any:
-    if not isinstance(spec, tuple) or len(spec) != 2:
-        raise UsageError(
-            "Weights need examples of the form (x, y)", "Return (x, y) from the last map, without a weight.", row=spec
-        )
-    shape = tf.nest.flatten(spec[1])[0].shape[:-1] if weighting.of_rows is None else ()
-    return (*spec, tf.TensorSpec(shape, weighting.dtype))
 
 
 class Distributed:
@@ -224,7 +222,14 @@ class RestOfEpoch:
     """
 
     def __init__(self, distributed: Distributed, position: Position) -> None:
-        check_together(position)
+        if position.is_apart:
+            raise UsageError(
+                "All hosts must continue from one position: after an error on one host, the others may have had the missing "
+                "batch",
+                "Restore a saved position on all hosts, or make the pipeline again.",
+                epoch=position.epoch,
+                batch=position.batch,
+            )
         position.turn += 1
         self._distributed = distributed
         self._position = position
@@ -237,7 +242,14 @@ class RestOfEpoch:
         return self
 
     def __next__(self) -> Any:
-        self._check_turn()
+        if self._turn != self._position.turn:
+            self.close()
+            raise UsageError(
+                "Only the last iteration of a pipeline can continue, and no iteration can continue after a restore",
+                "Start a new iteration. For an evaluation in between use a second pipeline, or epoch_batches().",
+                iteration=self._turn,
+                last=self._position.turn,
+            )
         if self._over:
             raise StopIteration
         try:
@@ -248,17 +260,6 @@ class RestOfEpoch:
             raise
         self._position.batch += 1
         return batch
-
-    def _check_turn(self) -> None:
-        if self._turn == self._position.turn:
-            return
-        self.close()
-        raise UsageError(
-            "Only the last iteration of a pipeline can continue, and no iteration can continue after a restore",
-            "Start a new iteration. For an evaluation in between use a second pipeline, or epoch_batches().",
-            iteration=self._turn,
-            last=self._position.turn,
-        )
 
     def _next(self) -> Any:
         at_start, self._at_start = self._at_start, False
@@ -277,13 +278,6 @@ class RestOfEpoch:
         """Stop the threads. The position stays."""
         self._over = True
         self._batches.close()
-
-
-def restore(plan: Plan, position: Position, state: Any) -> None:
-    """Move a position to that of a state."""
-    position.epoch, position.batch = restored(plan, state)
-    position.is_apart = False
-    position.turn += 1
 
 
 def batch_spec(row: Any) -> Any:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import AUGMENTATION, Integers, words
-from gpudist_core.pipelines.sources.access import Rows
+from gpudist_core.pipelines.sources.access import Rows, stacked
 
 # How many rows of one share are in work at the same time.
 _PARALLEL = 16
@@ -27,6 +27,11 @@ _LARGE = 1 << 24
 _EMPTY = CellType()
 # Operations that call Python, which may draw from any generator there is.
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+# How operations begin that draw, or write a variable: they would give other examples on another topology, or after a restore.
+_STATEFUL = (
+    *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted", "Stateful", "Rng"),
+    *("NonDeterministic", "Assign", "ResourceScatter"),
+)
 _TOLERANCE = 1e-3  # of numbers that Python computes twice, with threads that add up in no fixed order
 
 
@@ -80,12 +85,27 @@ class Mapper:
             ) from error
         drawn = [name for name, state in _drawn_in_python().items() if state != before[name]]
         # Another thread may have drawn in the meantime: a draw of the map makes it another one each time it is traced.
-        is_other = bool(drawn) and _operations(self._traced(row, inputs)) != _operations(self._one)
-        _check_draws(self._one, drawn if is_other else [])
-        self._in_python = sorted({node.op for node in _nodes(self._one)} & {*_PYTHON})
+        if drawn and _operations(self._traced(row, inputs)) == _operations(self._one):
+            drawn = []
+        operations = {node.op for node in _nodes(self._one)}
+        # What a call of another function does is looked at in that function.
+        stateful = sorted(op for op in operations if op.startswith(_STATEFUL) and op != "StatefulPartitionedCall")
+        if stateful or drawn:
+            raise _draws([*stateful, *drawn])
+        self._in_python = sorted(operations & {*_PYTHON})
         self.spec = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), self._one.structured_outputs)
+        outputs = tf.nest.flatten(self.spec)
+
+        def map_rows(*values: Any) -> Any:
+            return tf.map_fn(
+                lambda values_of_row: tf.nest.flatten(self._one(*values_of_row)),
+                list(values),
+                fn_output_signature=outputs,
+                parallel_iterations=_PARALLEL,
+            )
+
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]
-        self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
+        self._all = tf.function(map_rows, autograph=False, input_signature=batches).get_concrete_function()
 
     def _traced(self, row: Any, inputs: list[Any]) -> Any:
         return tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
@@ -106,14 +126,6 @@ class Mapper:
 
         return chain
 
-    def _map(self, *values: Any) -> Any:
-        outputs = [tf.TensorSpec(spec.shape, spec.dtype) for spec in tf.nest.flatten(self.spec)]
-
-        def flat_outputs(row: Any) -> Any:
-            return tf.nest.flatten(self._one(*row))
-
-        return tf.map_fn(flat_outputs, list(values), fn_output_signature=outputs, parallel_iterations=_PARALLEL)
-
     def __call__(self, parts: Rows, seed: int, epoch: int, rows: Integers, repeats: Integers) -> Rows:
         """Map examples.
 
@@ -133,14 +145,18 @@ class Mapper:
         if self._all is None:
             return parts
         if not len(rows):
-            return [_no_rows(spec) for spec in tf.nest.flatten(self.spec)]
+            return stacked([], tf.nest.flatten(self.spec))
         words_of_seeds = [words(seed, AUGMENTATION, number, epoch, rows, repeats) for number in self._seeded]
         seeds = [keys.view(np.int32).reshape(-1, 2) for keys in words_of_seeds]
         try:
             with tf.device("CPU:0"):
                 given = [tf.convert_to_tensor(part) for part in [*parts, *seeds]]
                 mapped = list(self._all(*given))
-                self._check_python(given, mapped)
+                in_python, self._in_python = self._in_python, []
+                if in_python:  # a graph does not show what Python draws: the first example is mapped a second time
+                    again = tf.nest.flatten(self._one(*(part[0] for part in given)))
+                    if not all(_is_alike(second, first[0]) for second, first in zip(again, mapped, strict=True)):
+                        raise _draws(in_python)
                 return mapped
         except tf.errors.InvalidArgumentError as error:
             # What map_fn says of rows that it cannot stack names nothing that the user wrote.
@@ -150,14 +166,6 @@ class Mapper:
             raise UsageError(
                 "A map function must return examples of one shape", "Pad or crop them in the map.", shapes=shapes
             ) from error
-
-    def _check_python(self, given: list[Any], mapped: list[Any]) -> None:
-        """Map the first example a second time if Python code takes part: a graph does not show what Python draws."""
-        in_python, self._in_python = self._in_python, []
-        if in_python:
-            again = tf.nest.flatten(self._one(*(part[0] for part in given)))
-            if not all(_is_alike(second, first[0]) for second, first in zip(again, mapped, strict=True)):
-                raise _draws(in_python)
 
 
 def _is_alike(first: Any, second: Any) -> bool:
@@ -176,12 +184,6 @@ def _tensor(value: Any) -> Any:
     if value is None or isinstance(value, tf.data.Dataset):
         raise UsageError("A map function must return tensors", "Return the components of the example.", value=value)
     return tf.convert_to_tensor(value)
-
-
-def _no_rows(spec: Any) -> Any:
-    return np.zeros(
-        (0, *(size or 0 for size in spec.shape)), object if spec.dtype.name == "string" else spec.dtype.as_numpy_dtype
-    )
 
 
 def _check_closure(function: Any) -> None:
@@ -213,13 +215,6 @@ def _drawn_in_python() -> dict[str, Any]:
     return {"random": random.getstate(), "numpy.random": (kind, np.asarray(keys).tobytes(), *rest)}
 
 
-def _check_draws(concrete: Any, in_python: list[str]) -> None:
-    """Refuse random draws and stateful variables: they would give other examples on another topology, or after a restore."""
-    drawing = [*sorted({node.op for node in _nodes(concrete) if _remembers(node.op)}), *in_python]
-    if drawing:
-        raise _draws(drawing)
-
-
 def _nodes(concrete: Any) -> list[Any]:
     definition = concrete.graph.as_graph_def()
     return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
@@ -237,13 +232,6 @@ def _draws(operations: list[str]) -> UsageError:
         "tf.image.stateless_*, made from the seed, the epoch and the example.",
         operations=operations,
     )
-
-
-def _remembers(operation: str) -> bool:
-    if operation.startswith(("Stateless", "_Stateless")) or operation == "StatefulPartitionedCall":
-        return False  # what a call of another function does is looked at there
-    draws = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted", "Stateful", "Rng")
-    return operation.startswith((*draws, "NonDeterministic", "Assign", "ResourceScatter"))
 
 
 class RowCache:
@@ -283,13 +271,9 @@ class RowCache:
             self._places.setdefault(number, len(self._places))
         if not self._parts:
             self._parts = [np.empty((0, *part.shape[1:]), part.dtype) for part in rows]
-        if len(self._places) > len(self._parts[0]):
-            self._parts = [_longer(part, max(len(self._places), 2 * len(part))) for part in self._parts]
+        held = len(self._parts[0])
+        if len(self._places) > held:
+            more = max(len(self._places) - held, held)
+            self._parts = [np.concatenate([part, np.empty((more, *part.shape[1:]), part.dtype)]) for part in self._parts]
         for part, values in zip(self._parts, rows, strict=True):
             part[[self._places[number] for number in numbers]] = values
-
-
-def _longer(part: Any, length: int) -> Any:
-    longer = np.empty((length, *part.shape[1:]), part.dtype)
-    longer[: len(part)] = part
-    return longer

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError, is_whole
-from gpudist_core.pipelines.distributed import Distributed, Rowwise, batch_spec, length_of, restore
+from gpudist_core.pipelines.distributed import Distributed, Rowwise, batch_spec, length_of
 from gpudist_core.pipelines.mapping import Stage
-from gpudist_core.pipelines.plan import Plan, Position, Remainder, state_of
+from gpudist_core.pipelines.plan import Plan, Position, Remainder, restore, state_of
 from gpudist_core.pipelines.sources import ArraySource, DatasetStream, FileRows, FileStream, GeneratorStream, RecordSource
 from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, check_weights, checked, label_component, of_classes
 

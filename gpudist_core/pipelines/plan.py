@@ -114,35 +114,30 @@ class Plan:
                 yield share
 
     def _drawn_shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[HostShare]:
-        drawn = self._drawn(epoch)
+        source: RowSource = self.source
+        if self.labels is not None:
+            drawn = hashing.balanced(self.labels, self.epoch_rows or 0, self.seed, epoch)
+        else:
+            drawn = hashing.shuffled(source.num_rows, self.seed, epoch) if self.shuffle else hashing.in_order(source.num_rows)
         for batch in range(start, self.num_batches or 0):
             first = batch * self.global_batch_size
             inner = cuts(min(self.global_batch_size, len(drawn.rows) - first), replicas.total, replicas.local)
             mine = drawn.part(first + inner[0], first + inner[-1])
             yield HostShare(batch, epoch, mine.rows, mine.repeats, [cut - inner[0] for cut in inner], None)
 
-    def _drawn(self, epoch: int) -> hashing.Drawn:
-        source: RowSource = self.source
-        if self.labels is not None:
-            return hashing.balanced(self.labels, self.epoch_rows or 0, self.seed, epoch)
-        return hashing.shuffled(source.num_rows, self.seed, epoch) if self.shuffle else hashing.in_order(source.num_rows)
-
     def _streamed_shares(self, replicas: Replicas, epoch: int) -> Iterator[HostShare]:
-        for batch, parts in enumerate(self._global_batches(epoch)):
+        source: StreamSource = self.source
+        # The first component is the number of each example in the stream.
+        chunks = _counted(source.chunks(self.global_batch_size, self.seed if self.buffer else None, epoch), source.num_rows)
+        if self.buffer:
+            chunks = shuffled_chunks(chunks, self.buffer, self.seed, epoch)
+        for batch, parts in enumerate(rebatched(chunks, self.global_batch_size)):
+            if len(parts[0]) < self.global_batch_size and self.remainder == "drop":
+                continue  # it is the last
             inner = cuts(len(parts[0]), replicas.total, replicas.local)
             mine = [part[inner[0] : inner[-1]] for part in parts]
             digest = digest_of(parts) if replicas.num_hosts > 1 else ""
             yield HostShare(batch, epoch, mine[0], np.zeros_like(mine[0]), [cut - inner[0] for cut in inner], mine[1:], digest)
-
-    def _global_batches(self, epoch: int) -> Iterator[Rows]:
-        """Yield the global batches of a stream. The first component is the number of each example in the stream."""
-        source: StreamSource = self.source
-        chunks = _counted(source.chunks(self.global_batch_size, self.seed if self.buffer else None, epoch), source.num_rows)
-        if self.buffer:
-            chunks = shuffled_chunks(chunks, self.buffer, self.seed, epoch)
-        for batch in rebatched(chunks, self.global_batch_size):
-            if len(batch[0]) == self.global_batch_size or self.remainder == "keep":
-                yield batch
 
 
 def _counted(chunks: Iterator[Rows], expected: int | None) -> Iterator[Rows]:
@@ -179,24 +174,6 @@ class Position:
     is_apart: bool = False  # never with one host
 
 
-def check_together(position: Position) -> None:
-    """Refuse to continue if the hosts may be at different batches.
-
-    Args:
-        position: The position on this host.
-
-    Raises:
-        UsageError: If a batch could not be made here.
-    """
-    if position.is_apart:
-        raise UsageError(
-            "All hosts must continue from one position: after an error on one host, the others may have had the missing batch",
-            "Restore a saved position on all hosts, or make the pipeline again.",
-            epoch=position.epoch,
-            batch=position.batch,
-        )
-
-
 def state_of(plan: Plan, position: Position) -> dict[str, Any]:
     """Return the position as plain values, with a fingerprint of the data and their order."""
     # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
@@ -223,15 +200,13 @@ def _order(plan: Plan) -> str:
     return "shuffled" if plan.shuffle else f"buffer {plan.buffer}" if plan.buffer else "as it stands"
 
 
-def restored(plan: Plan, state: Any) -> tuple[int, int]:
-    """Return the epoch and the batch of a state.
+def restore(plan: Plan, position: Position, state: Any) -> None:
+    """Move a position to that of a state.
 
     Args:
         plan: What the pipeline does.
+        position: The position to move.
         state: The result of `state_of` for a pipeline over the same data.
-
-    Returns:
-        Epoch and batch.
 
     Raises:
         UsageError: If it is not such a state, or belongs to other data, another order or other batches.
@@ -255,7 +230,9 @@ def restored(plan: Plan, state: Any) -> tuple[int, int]:
             epoch=epoch,
             batch=batch,
         )
-    return int(epoch), int(batch)
+    position.epoch, position.batch = int(epoch), int(batch)
+    position.is_apart = False
+    position.turn += 1
 
 
 def _is(value: Any, saved: Any) -> bool:
@@ -310,53 +287,31 @@ def shuffled_chunks(chunks: Iterator[Rows], size: int, seed: int, epoch: int) ->
     Yields:
         Chunks of examples.
     """
-    buffer = _Buffer(size)
+    slots: Rows = []  # examples, in numbered slots
+    order: list[int] = []  # the slot of each example in the buffer, at most `size` of them
+    free: list[int] = []  # the slots that hold no example of the buffer
     for number, chunk in enumerate(chunks):
-        draws = hashing.words(seed, hashing.BUFFER, epoch, number, np.arange(len(chunk[0])))
-        yield from buffer.exchange(chunk, (draws % np.uint64(size)).astype(np.int64))
-    yield from buffer.rest(lambda count: hashing.permutation(count, seed, hashing.BUFFER_REST, epoch))
-
-
-class _Buffer:
-    """Hold examples in numbered slots: `_order[i]` is the slot of the i-th example, `_free` lists unused slots."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._slots: Rows = []
-        self._order: list[int] = []
-        self._free: list[int] = []
-
-    def exchange(self, chunk: Rows, places: hashing.Integers) -> Iterator[Rows]:
-        """Add a chunk. In a full buffer, each new example replaces the one at its place."""
-        leaving = []
-        for slot, place in zip(self._store(chunk), places.tolist(), strict=True):
-            if len(self._order) < self._size:
-                self._order.append(slot)
-            else:
-                leaving.append(self._order[place])
-                self._order[place] = slot
-        self._free += leaving
-        if leaving:
-            yield [part[leaving] for part in self._slots]
-
-    def rest(self, permute: Any) -> Iterator[Rows]:
-        if self._order:
-            yield [part[np.asarray(self._order)[permute(len(self._order))]] for part in self._slots]
-
-    def _store(self, chunk: Rows) -> list[int]:
         count = len(chunk[0])
-        if len(self._free) < count:
-            self._grow(chunk, count - len(self._free))
-        slots = [self._free.pop() for _ in range(count)]
-        for part, values in zip(self._slots, chunk, strict=True):
-            part[slots] = values
-        return slots
-
-    def _grow(self, chunk: Rows, missing: int) -> None:
-        old = len(self._slots[0]) if self._slots else 0
-        new = old + max(missing, old)
-        grown = [np.empty((new, *values.shape[1:]), values.dtype) for values in chunk]
-        for part, before in zip(grown, self._slots, strict=False):
-            part[:old] = before
-        self._slots = grown
-        self._free += range(old, new)
+        if len(free) < count:
+            old = len(slots[0]) if slots else 0
+            more = max(count - len(free), old)
+            room = [np.empty((more, *values.shape[1:]), values.dtype) for values in chunk]
+            slots = [np.concatenate(pair) for pair in zip(slots, room, strict=True)] if slots else room
+            free += range(old, old + more)
+        entering = [free.pop() for _ in range(count)]
+        for part, values in zip(slots, chunk, strict=True):
+            part[entering] = values
+        draws = hashing.words(seed, hashing.BUFFER, epoch, number, np.arange(count))
+        leaving = []
+        for slot, place in zip(entering, (draws % np.uint64(size)).tolist(), strict=True):
+            if len(order) < size:
+                order.append(slot)
+            else:
+                leaving.append(order[place])
+                order[place] = slot
+        free += leaving
+        if leaving:
+            yield [part[leaving] for part in slots]
+    if order:
+        rest = np.asarray(order)[hashing.permutation(len(order), seed, hashing.BUFFER_REST, epoch)]
+        yield [part[rest] for part in slots]

@@ -129,7 +129,11 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
     outer, inner = _sizes(ids), _sizes(rows)[1:]
     rows = tf.reshape(rows, [*outer, *inner] if isinstance(outer, list) else tf.concat([outer, inner], 0))
     rows.set_shape(ids.shape.concatenate(rows.shape[ids.shape.rank :]))
-    return _from_front(rows, axis, ids.shape.rank)
+    if not axis:
+        return rows
+    # The dimensions of the ids belong at the position of the axis.
+    rest = range(ids.shape.rank, rows.shape.rank)
+    return tf.transpose(rows, [*rest[:axis], *range(ids.shape.rank), *rest[axis:]])
 
 
 def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, replica: int) -> Any:
@@ -249,14 +253,6 @@ def _to_front(values: Any, axis: int) -> Any:
     if not axis:
         return values
     return tf.transpose(values, [axis, *(dim for dim in range(values.shape.rank) if dim != axis)])
-
-
-def _from_front(values: Any, axis: int, count: int) -> Any:
-    """Move the first `count` dimensions back to the position of `axis`."""
-    if not axis:
-        return values
-    rest = list(range(count, values.shape.rank))
-    return tf.transpose(values, [*rest[:axis], *range(count), *rest[axis:]])
 
 
 class Exchange:

@@ -378,7 +378,13 @@ class ShardedTable:
         context.check_eager("ShardedTable.read")
         each = chunk or self._rows_per_piece()
         if replicas_of(self.strategy).num_hosts > 1:
-            yield from self._read_all(each)
+            if self._read_piece is None:
+                self._read_piece = tf.function(
+                    lambda ids: self.strategy.run(lambda: self.gather(ids, axis=self.info.axis)), reduce_retracing=True
+                )
+            for low in range(0, self.info.rows, each):
+                ids = tf.range(low, min(self.info.rows, low + each), dtype=tf.int64)
+                yield low, np.asarray(self.strategy.experimental_local_results(self._read_piece(ids))[0])
             return
         for start, stop, variable in self._local():
             for low in range(start, stop, each):
@@ -387,16 +393,6 @@ class ShardedTable:
                     yield low, memory.read(variable, low - start, high - start)
                 else:
                     yield low, variable.numpy()[memory.along(self.info.axis, low - start, high - start)]
-
-    def _read_all(self, each: int) -> Iterator[tuple[int, Array]]:
-        """Gather each piece from all hosts, by its numbers along the axis."""
-        if self._read_piece is None:
-            self._read_piece = tf.function(
-                lambda ids: self.strategy.run(lambda: self.gather(ids, axis=self.info.axis)), reduce_retracing=True
-            )
-        for low in range(0, self.info.rows, each):
-            ids = tf.range(low, min(self.info.rows, low + each), dtype=tf.int64)
-            yield low, np.asarray(self.strategy.experimental_local_results(self._read_piece(ids))[0])
 
     def as_numpy(self) -> Array:
         """Return the whole table in host memory. With several hosts, all must call it."""

@@ -45,7 +45,13 @@ class Accumulators:
             self._weight = _variable((), tf.float64 if is_wide else tf.float32)
             self._sums = [_variable(v.shape, v.dtype) for v in variables]
         self._given = [False] * len(variables)
-        self._tables = [self._table_of(v, kept) for v, kept in zip(variables, self._sums, strict=True)]
+        for variable, kept in zip(variables, self._sums, strict=True):
+            table = None
+            if gradients.is_sharded(variable):  # each replica adds to its own slice
+                info, shape = gradients.shard_of(variable), list(kept.shape)
+                shape[info.axis] = info.rows
+                table = ShardedTable(kept, self._strategy, info, tuple(shape))
+            self._tables.append(table)
 
     def add(self, grads: list[Any], weight: Any) -> None:
         """Add this replica's sums, in a replica's context.
@@ -114,14 +120,6 @@ class Accumulators:
                 table.assign_rows(0, value)
         self._weight.assign(state["weight"])
         self._given = [bool(given) for given in state.get("given", [True] * len(self._sums))]
-
-    def _table_of(self, variable: Any, kept: Any) -> ShardedTable | None:
-        """Return the sharded table of the sums for a sharded variable: each replica adds to its own slice."""
-        if not gradients.is_sharded(variable):
-            return None
-        info, shape = gradients.shard_of(variable), list(kept.shape)
-        shape[info.axis] = info.rows
-        return ShardedTable(kept, self._strategy, info, tuple(shape))
 
     def _own(self, kept: Any) -> Any:
         """Return this replica's part. If all replicas share the variable, each takes an equal part."""

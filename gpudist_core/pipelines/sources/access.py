@@ -109,17 +109,9 @@ def digest(*parts: Any) -> str:
     return total.hexdigest()[:24]
 
 
-def evenly(count: int, most: int = 16) -> list[int]:
-    """Return a few evenly spaced numbers below a count, as a cheap sample of a data set.
-
-    Args:
-        count: The count.
-        most: The largest number of samples.
-
-    Returns:
-        The numbers, including the first and the last.
-    """
-    return sorted({int(place) for place in np.linspace(0, count - 1, most)})
+def evenly(count: int) -> list[int]:
+    """Return at most 16 evenly spaced numbers below a count, with the first and the last: enough to tell data sets apart."""
+    return sorted({int(place) for place in np.linspace(0, count - 1, 16)})
 
 
 def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:
@@ -191,10 +183,6 @@ def numpy_type(spec: Any) -> Any:
     return spec.dtype.as_numpy_dtype
 
 
-# Rows whose content tells one data set from another: enough to notice, few enough to cost nothing.
-_SAMPLES = 16
-
-
 class ArraySource:
     """Provide the examples of a structure of arrays.
 
@@ -238,16 +226,12 @@ class ArraySource:
     @cached_property
     def fingerprint(self) -> str:
         """Return a fingerprint of these examples."""
-        chosen = np.unique(np.linspace(0, self.num_rows - 1, _SAMPLES).astype(np.int64))
-        samples = [np.ascontiguousarray(part) for part in self.take(chosen)]
-        content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in samples]
-        return digest(*((part.shape, part.dtype.str) for part in self._parts), *content)
+        return digest(*((part.shape, part.dtype.str) for part in self._parts), *map(_content, self._sampled()))
 
     @cached_property
     def looks(self) -> str:
         """Return the text that hosts compare before they start: shapes, and the values of a few examples, without floats."""
-        exact = [part for part in self._sampled() if part.dtype.kind not in "fc"]
-        content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in exact]
+        content = [_content(part) for part in self._sampled() if part.dtype.kind not in "fc"]
         forms = ", ".join(f"{part.dtype}{list(part.shape)}" for part in self._parts)
         return f"{forms}: {digest(*content)[:8]}" if content else forms
 
@@ -260,8 +244,12 @@ class ArraySource:
         return [number for part in self._sampled() if part.dtype.kind in "fc" for number in _sums(part)]
 
     def _sampled(self) -> Rows:
-        rows = np.asarray(evenly(self.num_rows, _SAMPLES))
+        rows = np.asarray(evenly(self.num_rows))
         return [np.ascontiguousarray(np.take(part, rows, axis=0)) for part in self._parts]
+
+
+def _content(part: Any) -> str | bytes:
+    return repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes()
 
 
 def _sums(part: Any) -> list[float]:

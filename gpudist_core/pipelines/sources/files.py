@@ -47,8 +47,17 @@ class _Files:
 
     @cached_property
     def looks(self) -> str:
-        """Return the text that hosts compare before they start."""
-        return looks_of(self._files)
+        """Return the text that hosts compare before they start: the names of all files, and of a few the size and the middle.
+
+        Start and end of a file are not used: they may contain its date.
+        """
+        content = []
+        for path in (self._files[place] for place in evenly(len(self._files))):
+            if not tf.io.gfile.isdir(path):  # a row may be a folder
+                with _opened(path) as (read, size):
+                    content.append((size, read(size // 2, _LOOKED_AT_OF_FILE)))
+        names = [os.path.basename(path) for path in self._files]
+        return f"{len(names)} files from {names[0]!r} on: {digest(names, content)[:8]}"
 
 
 class FileRows(_Files):
@@ -205,24 +214,6 @@ class RecordSource:
         return (
             f"{self.num_rows} records of {len(self._files)} files from {os.path.basename(self._files[0])!r} on: {checksum[:8]}"
         )
-
-
-def looks_of(paths: Sequence[str]) -> str:
-    """Return a fingerprint of files: their names, and of a few files the size and the middle.
-
-    Args:
-        paths: The paths on this host.
-
-    Returns:
-        The number of files, the first name and a checksum. Start and end of a file are not used: they may contain its date.
-    """
-    content = []
-    for path in (paths[place] for place in evenly(len(paths))):
-        if not tf.io.gfile.isdir(path):  # a row may be a folder
-            with _opened(path) as (read, size):
-                content.append((size, read(size // 2, _LOOKED_AT_OF_FILE)))
-    names = [os.path.basename(path) for path in paths]
-    return f"{len(names)} files from {names[0]!r} on: {digest(names, content)[:8]}"
 
 
 def paths_of(files: Any) -> list[str]:

@@ -171,7 +171,13 @@ class DatasetStream(_Stream):
 
         if not isinstance(dataset, tf.data.Dataset):
             raise UsageError("dataset must be a tf.data.Dataset", "For arrays use from_arrays.", dataset=type(dataset).__name__)
-        _check_specs(dataset.element_spec)
+        specs = tf.nest.flatten(dataset.element_spec)
+        if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+            raise UsageError(
+                "The components of an example must be dense tensors",
+                "Make them dense in the dataset.",
+                element_spec=dataset.element_spec,
+            )
         varying = shuffles_that_vary(dataset)
         if varying:
             raise UsageError(
@@ -180,8 +186,12 @@ class DatasetStream(_Stream):
                 "a seed and reshuffle_each_iteration=False.",
                 shuffles=varying,
             )
-        if batched:
-            _check_batched(dataset.element_spec)
+        if batched and any(spec.shape.rank == 0 for spec in specs):
+            raise UsageError(
+                "An element of a batched dataset must have its examples along the first axes",
+                "Use batched=False.",
+                element_spec=dataset.element_spec,
+            )
         size = int(dataset.cardinality())
         if size == tf.data.INFINITE_CARDINALITY:
             raise UsageError(
@@ -220,19 +230,3 @@ class DatasetStream(_Stream):
             parts = [np.asarray(part) for part in tf.nest.flatten(batch)]
             yield [np.arange(count, count + len(parts[0])), *parts]
             count += len(parts[0])
-
-
-def _check_specs(spec: Any) -> None:
-    if not all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
-        raise UsageError(
-            "The components of an example must be dense tensors", "Make them dense in the dataset.", element_spec=spec
-        )
-
-
-def _check_batched(spec: Any) -> None:
-    if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
-        raise UsageError(
-            "An element of a batched dataset must have its examples along the first axes",
-            "Use batched=False.",
-            element_spec=spec,
-        )
