@@ -229,6 +229,18 @@ def test_batches_of_a_generator_that_keras_loses_are_named(tmp_path: Path, prelo
     assert "gd.distributed" in cause.fix
 
 
+# Finding: keras_lora_is_dead_after_load_weights.
+def test_trained_variables_that_no_step_changes_are_named(tmp_path: Path, preload: Preload) -> None:
+    lora = 'model.layers[-1].enable_lora(2)\n    model.save_weights("a.weights.h5")\n    model.load_weights("a.weights.h5")'
+    dense = DENSE.format(optimizer="SGD(0.01)", options="").replace("model.compile", f"{lora}\n    model.compile")
+    program = dense + FIT
+    verdict, run = _verified(tmp_path / "train.py", program, preload)
+    assert run.verdict == "equivalent", render(verdict)
+    (note,) = [note for note in run.notes if note.startswith("No step changes")]
+    assert "lora_kernel_a" in note
+    assert "bias" not in note
+
+
 # Finding: keras_backup_repeats_batches.
 def test_a_backup_within_an_epoch_that_repeats_batches_gets_a_fix_that_helps(tmp_path: Path, preload: Preload) -> None:
     callbacks = 'callbacks=[keras.callbacks.BackupAndRestore("backup", save_freq=3)]'
