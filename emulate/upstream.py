@@ -276,6 +276,13 @@ def replicas_summed(optimizer: Any) -> int:
     return int(context.num_replicas_in_sync)
 
 
+def accumulated_by_core(optimizer: Any) -> dict[str, float]:
+    """Return the option of an optimizer whose gradients gpudist_core accumulates in place of Keras, by its name."""
+    ours = sys.modules.get("gpudist_core.upstream.optimizers")
+    number = ours.accumulates(optimizer) if ours is not None else None
+    return {"gradient_accumulation_steps": float(number)} if number else {}
+
+
 def own_weights(layer: Any) -> list[Any]:
     """Return the trainable variables of a layer without those of its sub-layers."""
     return list(getattr(layer, "_trainable_variables", ())) or list(getattr(layer, "_trainable_weights", ()))
@@ -468,6 +475,17 @@ def partial_batch(adapter: Any) -> int | None:
 def epoch_iterator_class() -> Any:
     """Return the class that prepares the data of `fit` and `evaluate` in Keras 3."""
     return load(f"{KERAS_3}.trainers.epoch_iterator").EpochIterator
+
+
+def reads_generator(iterator: Any) -> bool:
+    """Return whether the data of `fit` are distributed and come from a Python generator (Keras 3.15)."""
+    is_distributed = isinstance(iterator._distributed_dataset, tuple(distributed_dataset_classes()))
+    return is_distributed and type(iterator.data_adapter).__name__ == "GeneratorDataAdapter"
+
+
+def surprising_classes() -> tuple[Any, Any]:
+    """Return the class of Keras 3's layers that add, multiply or average their inputs, and that of the data of `fit`."""
+    return load(f"{KERAS_3}.layers.merging.base_merge").Merge, load(f"{KERAS_3}.backend.tensorflow.trainer").TFEpochIterator
 
 
 def last_batch(dataset: Any) -> int | None:

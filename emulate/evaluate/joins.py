@@ -26,6 +26,7 @@ to make it takes ten times as long as to evaluate it (a U-Net: 0.7 s and 0.1 s).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ _UNITS = 16.0
 """Units in the last place that another order of a sum may cost a variable's gradient, at least."""
 MOST = 40
 """Experiments of one step: a cause takes about 15. Two dozen that mix, of which each one matters, would take hundreds."""
+_FEW_SETS = 6
+"""Sets of numbers of examples that are tried first: all of two such numbers, and each one and some pairs of more."""
 _COMMUTES = 1e-4
 """Largest relative difference of an operation's results for parts: far above rounding, far below one share's part of a sum."""
 _PRODUCTS = {"Mul": (0, 1), "RealDiv": (0,), "DivNoNan": (0,)}
@@ -253,6 +256,7 @@ class Shares:
 
     Attributes:
         combine: What replicas make of what each of them assigns to a variable; None where each keeps its own.
+        numbers: The losses, and the numbers that they are made of as long as no tensor of other dimensions comes between.
     """
 
     def __init__(self, whole: Forward, local: Forward, shares: Sequence[Rows]) -> None:
@@ -262,7 +266,8 @@ class Shares:
         self.combine: Callable[[Sequence[Any]], Any] | None = None
         self._totals: dict[tuple[frozenset[str], frozenset[str], bool], Gradients] = {}
         values = self.mixing.values
-        ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *self._numbers()])
+        self.numbers = self._numbers()
+        ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *self.numbers])
         self._ends = [name for name in ends if name in values and is_float(values[name])]
         self._given = {whole.rows[key]: value for key, value in of_all(shares).items()}
         like = self._given | {f"gradient of {name}": values[name] for name in self._ends}
@@ -395,7 +400,6 @@ class Shares:
         return [name for name in same if name in self.mixing.values]
 
     def _numbers(self) -> list[str]:
-        """Return the losses, and the numbers that they are made of as long as no tensor of other dimensions comes between."""
         numbers, waiting = dict[str, None](), list(self.whole.objectives)
         while waiting:
             name = waiting.pop()
@@ -492,8 +496,12 @@ class _Experiments:
         again = shares.through({name: np.ones_like(mixing.values[name]) for name in whole.objectives})
         if noise.apart(again, {name: one[name] for name in again}) > 1:
             raise NoAnswer("the forward pass, derived again, does not give the gradient that was recorded")
-        if noise.apart(shares.total(mixing.found), one) > 1:
+        # A graph for a share may divide its loss by the replicas, as Keras does: then not with what it is divided by.
+        sets = (mixing.found, [name for name in mixing.found if name not in shares.numbers])
+        every = next((some for some in sets if noise.apart(shares.total(some), one) <= 1), None)
+        if every is None:
             raise NoAnswer("the shares do not give one device's gradient with everything from the whole batch")
+        self._every = every
         self._topologys = self._way_of(theirs) or self._way_of_combined(theirs)
 
     def _way_of_combined(self, theirs: Gradients) -> _Way:
@@ -528,11 +536,11 @@ class _Experiments:
     def answer(self) -> dict[str, Any]:
         """Return what must be global, and what besides that the replicas' gradients have too often."""
         mixing, shares, whole = self._shares.mixing, self._shares, self._shares.whole
-        every, number = mixing.found[::-1], len(self._shares.counts)
+        every, number = self._every[::-1], len(self._shares.counts)
         others = [name for name in every if name not in mixing.places]  # places in the whole batch are none in a share
         one, theirs = _Way(1.0, 0.0), self._topologys
         way, start = one, others if self._is_enough(others, one) else every
-        minimal = self._without_pairs(needed(start, lambda some: self._is_enough(some, one)))
+        minimal = self._enough_divisors(every) or self._without_pairs(needed(start, lambda some: self._is_enough(some, one)))
         if theirs != one:  # what the program itself makes of the shares' losses may be right, and fewer tensors be needed
             fewer = [[m for m in minimal if not node_of(m).endswith(NUMBER)]]
             fewer += [minimal, *([m for m in minimal if m != name] for name in minimal)]
@@ -568,6 +576,17 @@ class _Experiments:
                     minimal = rest
                     break
         return minimal
+
+    def _enough_divisors(self, every: Sequence[str]) -> list[str]:
+        """Return the fewest numbers of examples that are enough: a sum of all shares may make up for another of them."""
+        divisors = [name for name in every if self._is_number_of_examples(name)]
+        sets = (some for size in range(1, len(divisors) + 1) for some in itertools.combinations(divisors, size))
+        few = itertools.islice(sets, _FEW_SETS)
+        return list(next((some for some in few if self._is_enough(some, _Way(1.0, 0.0))), ()))
+
+    def _is_number_of_examples(self, name: str) -> bool:
+        value = self._shares.mixing.values[name]
+        return not np.ndim(value) and self._counts_examples(value, self._shares.own_values(name))
 
     def _mixing_behind(self, name: str) -> list[str]:
         """Return where rows meet that are only given another shape here; else the tensor itself."""

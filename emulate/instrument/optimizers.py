@@ -174,7 +174,7 @@ def _remember_optimizer(recorder: Recorder, name: str, optimizer: Any, *, scales
         return
     facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales, "aggregation": how}
     facts["learning_rate"], facts["scheduled"] = first_rate(optimizer), is_scheduled(optimizer)
-    facts["settings"] = settings_of(optimizer)
+    facts["settings"] = settings_of(optimizer) | upstream.accumulated_by_core(optimizer)
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
         value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None

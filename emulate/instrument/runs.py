@@ -97,6 +97,7 @@ def install(recorder: Recorder, interventions: Interventions) -> None:
     for package in ("keras", "tf_keras"):
         when_imported(package, functools.partial(_wrap_layers, recorder))
     when_imported("keras", lambda: _see_masks(recorder))
+    when_imported("keras", lambda: _see_surprises(recorder))
 
 
 def _wrap_functions(recorder: Recorder, interventions: Interventions) -> None:
@@ -175,6 +176,23 @@ def _see_masks(recorder: Recorder) -> None:
             for name in ("batchnorm", "masked"):
                 recorder.facts.add(name, *(recorder.names.of(variable) for variable in self.non_trainable_variables))
         return original(self, *args, **kwargs)
+
+
+def _see_surprises(recorder: Recorder) -> None:
+    """Record what Keras 3 does otherwise than a program seems to say: with generators and with masks."""
+    facts, (merging, iterator) = recorder.facts, upstream.surprising_classes()
+
+    @around(merging, "compute_mask")
+    def compute_mask(original: Any, self: Any, inputs: Any, mask: Any = None) -> Any:
+        masks = mask if isinstance(mask, (list, tuple)) else ()
+        if 0 < sum(one is None for one in masks) < len(masks):
+            facts.add("unmasked", self.name)
+        return original(self, inputs, mask)
+
+    @around(iterator, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        facts.distributes_generator |= upstream.reads_generator(self)
 
 
 def _wrap_layers(recorder: Recorder) -> None:

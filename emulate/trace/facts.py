@@ -20,6 +20,7 @@ class Facts:
             scheduled, settings.
         batchnorm: Names of BatchNormalization variables that are not synchronized.
         masked: Those of them that cannot be, because the layer's input has a mask.
+        unmasked: Names of merging layers of Keras 3 that drop a mask, because another input has none.
         regularized: Names of variables with a Keras regularizer.
         clipped_by: Which of tf.clip_by_* a step calls.
         dropout: Names of dropout layers.
@@ -37,6 +38,7 @@ class Facts:
         casts: 16-bit types that a step makes of wider ones.
         distributed: Names of Keras models that gpudist_core distributes.
         compiled: Whether a Keras model is trained by a loss that it was compiled with.
+        distributes_generator: Whether Keras 3's `fit` distributes a Python generator.
         own_train_step: Whether that model has a `train_step` of the program's own.
         mirrored_metrics: Whether all replicas share the variables of each metric (an old Keras 3).
         train_steps: Whether the program makes steps of gpudist_core's.
@@ -62,6 +64,7 @@ class Facts:
     broken: dict[str, str] = field(default_factory=dict)
     batchnorm: list[str] = field(default_factory=list)
     masked: list[str] = field(default_factory=list)
+    unmasked: list[str] = field(default_factory=list)
     regularized: list[str] = field(default_factory=list)
     dropout: list[str] = field(default_factory=list)
     clipped_by: list[str] = field(default_factory=list)
@@ -81,6 +84,7 @@ class Facts:
     values_added: list[str] = field(default_factory=list)
     asynchronous: bool = False
     compiled: bool = False
+    distributes_generator: bool = False
     own_train_step: bool = False
     train_steps: bool = False
     mirrored_metrics: bool = False

@@ -43,7 +43,7 @@ from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.compare import ONE_RUN
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import aligned, kept, objective
+from emulate.verify.gradients import aligned, kept, names_of, objective
 from emulate.verify.lines import located, step_graph
 from emulate.verify.measure import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples, StepGraph
@@ -302,14 +302,17 @@ def _unreported(case: Case, verdict: str) -> list[Told]:
 
 
 def _unchanged(case: Case) -> list[Told]:
-    """Note that no step changes a weight: nobody applies the gradients, or they or the learning rate are 0."""
+    """Note variables that no step changes: nobody applies their gradients, or these or the learning rate are 0."""
     by_tensor: dict[str, set[str]] = {}
-    for name in case.untouched.optimizers:
-        for step in complete(case.untouched, name):
-            for tensor, variable in next(iter(step.values())).weights.items():
-                by_tensor.setdefault(tensor, set()).add(variable.digest)
-    is_seen = case.untouched.num_steps > 1 and bool(by_tensor) and "weight" in case.base.kinds()
-    return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in by_tensor.values()) else []
+    steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)]
+    trained = {tensor for step in steps for tensor in names_of(step)}
+    for tensor, variable in (entry for step in steps for entry in next(iter(step.values())).weights.items()):
+        if tensor in trained or not trained:
+            by_tensor.setdefault(tensor, set()).add(variable.digest)
+    fixed = [tensor for tensor, digests in by_tensor.items() if len(digests) == 1]
+    if case.untouched.num_steps < 2 or not fixed or "weight" not in case.base.kinds():
+        return []
+    return [_UNCHANGED if len(fixed) == len(by_tensor) else _SOME_UNCHANGED.format(names_in_words(fixed))]
 
 
 def _rounded(case: Case) -> list[Told]:
@@ -368,7 +371,11 @@ _UNEVEN_TOO = told("uneven-batch-too")(
 )
 _UNCHANGED = told("weights-unchanged")(
     "No step changes any weight: gradients are computed but not applied, or they are 0, or the learning rate "
-    "is 0. gpudist compared only what an untrained model computes."
+    "is 0, or updates are lost by rounding. gpudist compared only what an untrained model computes."
+)
+_SOME_UNCHANGED = told("some-weights-unchanged")(
+    "No step changes {}, also not on one device, although the step takes gradients of it. They are 0 if no loss depends on it, "
+    "or if another factor is 0: after load_weights, LoRA layers have two such factors (Keras 3.15)."
 )
 _OTHER_ROWS = told("other-examples")(
     "data from step {step} on: the examples differ from those of one device, as they may if the batch grows and an epoch has "

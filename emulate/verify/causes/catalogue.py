@@ -19,6 +19,7 @@ from emulate.verify.causes import (
     reports,
     samples,
     shared_files,
+    surprises,
     updates,
 )
 from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, is_assigned, names_in_words
@@ -123,6 +124,7 @@ _OF_THE_RUN: tuple[Cause, ...] = (
 )
 """Asked first. Then gpudist chooses the examples on which it compares numbers."""
 _OF_THE_NUMBERS: tuple[Cause, ...] = (
+    surprises.LOST_BATCHES,  # before what it looks like
     randomness.UNSEEDED,
     samples.COUNTED,
     samples.BATCH_SIZE,  # before what it looks like
@@ -157,6 +159,7 @@ _OF_THE_NUMBERS: tuple[Cause, ...] = (
     randomness.IDENTICAL_DROPOUT,
     depends_on_replicas.STATIC_IN_GRAPH,
     depends_on_replicas.CACHED_RANDOMNESS,
+    surprises.SURPRISING,
     hosts.HASH_ORDER,
     hosts.FILE_ORDER,
     hosts.UNSEEDED_HOSTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -359,13 +360,27 @@ def _search_in_graph(case: Case) -> Sign | None:
 def _search_cached(case: Case) -> Sign | None:
     cached = case.facts.cached
     if not cached:
-        return None
+        return _search_drawn_again(case)
     return Sign(
         f"Random numbers before cache() are drawn only once: every epoch has the same {names_in_words(cached)}.",
         f"Random stages before the pipeline's cache(): {', '.join(cached)}. One device does the same",
     )
 
 
+def _search_drawn_again(case: Case) -> Sign | None:
+    """Check for a map whose draws begin anew in each epoch, since the program sets a seed: examples come back as they were."""
+    stages = [str(stage["stage"]) for stage in case.facts.drawing if stage["seeds"]]
+    is_seeded = any(event["generator"] == "tensorflow" for _, event in case.plain.of("seeded"))
+    times = Counter(row for rows in case.ledger.reference for row in rows) if case.ledger else {}
+    again = sum(number > 1 for number in times.values())
+    if not stages or not is_seeded or 2 * again <= len(times):
+        return None
+    summary = f"Every epoch has the same random numbers in {names_in_words(stages)}, because the program sets a seed."
+    evidence = f"{again} of {len(times)} examples come more than once with the same content. One device does the same"
+    return Sign(summary, evidence, _OF_A_SEED, blame=(made("examples", "map"),))
+
+
+_OF_A_SEED = "If a map draws with a seed"
 STATIC_SPLIT = Cause(
     "static-tensor-split", _search_split, behind=_search_split_of_batch, blame=(made("examples", "from_tensors", "distribute"),)
 )

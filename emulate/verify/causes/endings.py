@@ -358,7 +358,7 @@ def _search_different(case: Case) -> Sign | None:
     return Sign(
         "After a fault the program ends with a different result than without it.",
         f"{_faults(recovery)}; {_restarts(recovery)}; it differs {where}: {numbers}",
-        {"final-weight": _WHAT_IS_KEPT_BESIDE, "weight": _WHAT_UPDATES}.get(first.kind),
+        {"final-weight": _WHAT_IS_KEPT_BESIDE, "weight": _WHAT_UPDATES, "gradient": _WHERE_DATA_BEGIN}.get(first.kind),
     )
 
 
@@ -392,6 +392,7 @@ def _of_other_steps(recovery: Recovery) -> Sign:
 
 _WHAT_IS_KEPT_BESIDE = "If the final weights differ"
 _WHAT_UPDATES = "If a weight differs first"
+_WHERE_DATA_BEGIN = "If a gradient differs first"
 _AS_MANY_STEPS = "If the number of steps differs"
 _ASKS_TO_BE_STARTED_AGAIN = "If it ends after SIGTERM with exit code 0"
 _AT_ODDS = "If the hosts resume from different steps"

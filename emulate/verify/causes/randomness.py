@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from emulate.trace import Step, Trace
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import GENERAL, Cause, Sign
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made, operations
@@ -15,6 +15,7 @@ from emulate.verify.recorded import computes_the_same, differing
 from emulate.verify.result import trace_of
 
 _OF_OTHER_DRAWS = "If the random numbers are not those of Dropout"
+_OF_RACES = "If all generators have a seed and the examples differ"
 
 
 def _search_unseeded(case: Case) -> Sign | None:
@@ -27,6 +28,7 @@ def _search_unseeded(case: Case) -> Sign | None:
     return Sign(
         f"Two runs of the program on one device differ in {what}, although all known generators have a seed.",
         f"Two runs on 1x1 with the same seed differ in {what}, so gpudist cannot compare a run on several devices",
+        [GENERAL, _OF_RACES] if "of the examples" in what else None,
     )
 
 

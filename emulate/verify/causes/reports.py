@@ -158,6 +158,7 @@ _OF_MEANS = "If it is a mean of the replicas"
 _OF_A_TRAIN_STEP = "In your own train_step"
 _OF_FIT = "With Keras's own train_step"
 _OF_CENTRAL_STORAGE = "Under CentralStorageStrategy"
+_OF_BATCHES = "If the metric is one number for each batch"
 _OF_OLD_KERAS = "With Keras up to 3.9"
 
 
@@ -217,7 +218,8 @@ def _search_metric(case: Case) -> Sign | None:
     if progress is not None:
         return Sign(f"The metric {m.key.tensor} {progress[0]}", evidence, progress[1], advice=True)
     is_of_strategy = _has_central_storage(case) and m.key.tensor.startswith(("batch/", "epoch"))
-    fix = _OF_CENTRAL_STORAGE if is_of_strategy else _OF_OLD_KERAS if case.facts.mirrored_metrics else None
+    of_batches = _OF_BATCHES if case.facts.distributed else None  # which counts each example once
+    fix = _OF_CENTRAL_STORAGE if is_of_strategy else _OF_OLD_KERAS if case.facts.mirrored_metrics else of_batches
     summary = f"The metric {m.key.tensor} does not cover the examples of all replicas."
     return Sign(summary, evidence, fix)
 

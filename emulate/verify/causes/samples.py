@@ -15,6 +15,7 @@ from emulate.verify.lines import made, operations, seeded_apart
 _FEWEST = 3
 """Steps it takes to believe that replicas compute the same."""
 
+_FOR_EACH = "If the function of a dataset is called for each replica"
 _TO_EACH = "If every replica gets all examples"
 _BY_NUMBER = "If the step takes its examples itself"
 
@@ -29,7 +30,7 @@ def _apart(case: Case) -> Ledger | None:
     return None if unusable or any(map(case.has, _EXPLAIN_EXAMPLES)) else ledger
 
 
-_EXPLAIN_EXAMPLES = ("unseeded-randomness", "replicas-missing", "accumulation", "batch-size")
+_EXPLAIN_EXAMPLES = ("framework-limit", "unseeded-randomness", "replicas-missing", "accumulation", "batch-size")
 """Causes that are looked for before the following ones, and that leave nothing to them."""
 
 
@@ -117,7 +118,7 @@ def _search_repeated(case: Case) -> Sign | None:
             blame=[seeded_apart("examples", "shuffle", "generator"), made("examples", "shuffle", "generator")],
         )
     if ledger.repeated_in_step:
-        return _shared(ledger)
+        return _shared(case, ledger)
     # In a run that is cut, examples of the next epoch may have come because others are lost.
     is_told_apart = not ledger.lost or (ledger.is_whole and MISSING.code in case.allow)
     repeated = ledger.samples.repeated if is_told_apart and not ledger.is_cut_within_an_epoch else 0
@@ -164,7 +165,7 @@ def _is_alike(step: StepOfAll) -> bool:
     )
 
 
-def _shared(ledger: Ledger) -> Sign:
+def _shared(case: Case, ledger: Ledger) -> Sign:
     if ledger.identical_hosts:
         who, steps = "host", ledger.identical_hosts
     elif ledger.identical_replicas:
@@ -178,7 +179,9 @@ def _shared(ledger: Ledger) -> Sign:
     )
     evidence = f"{ledger.repeated_in_step} examples came on more than one replica in the same step"
     alike = f"; in {len(steps)} of {len(ledger.topology)} steps all {who}s had the same examples" if who else ""
-    return Sign(summary, f"{evidence}{alike}. {_four_numbers(ledger)}", _TO_EACH if who == "replica" else None)
+    is_of_function = any(event["kind"] == "dataset function" for _, event in case.untouched.of("made"))
+    fix = None if who != "replica" else _FOR_EACH if is_of_function else _TO_EACH
+    return Sign(summary, f"{evidence}{alike}. {_four_numbers(ledger)}", fix)
 
 
 def _search_missing(case: Case) -> Sign | None:

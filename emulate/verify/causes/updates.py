@@ -170,7 +170,7 @@ def _search_assigned(case: Case) -> Sign | None:
 
 def _of_what_the_loss_reads(case: Case) -> Sign | None:
     """Check for a variable that each replica assigns from its own examples, and that the loss of the same step reads."""
-    if not any(not record.get("called") for record in case.lines.of("assigned")):
+    if not case.lines.of("assigned"):
         return None
     joins = case.joins
     if joins is None or not joins.assigned or len(joins.assigned) < len(joins.members):
