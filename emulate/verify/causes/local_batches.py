@@ -181,7 +181,8 @@ def _sign_of_meetings(case: Case, meetings: Sequence[Member]) -> Sign | None:
         return None
     how = explain_by_joins(case, meetings)
     are_padded = _is_padded_otherwise(case, case.joins.optimizer, case.joins.step) if case.joins is not None else False
-    are_sums = all(member.kind in ("sum", "mean") for member in meetings)
+    # A product that sums over the examples is seldom meant.
+    are_sums = all(member.kind in ("sum", "mean") and member.operation in ("Sum", "Mean") for member in meetings)
     return Sign(
         _DEPENDENT,
         how,
