@@ -31,7 +31,7 @@ def loss_differs(tolerance: float) -> Callable[[Run, Run], bool]:
 
     def accuses(several: Run, one: Run) -> bool:
         if several.loss is None or one.loss is None:
-            return not several.has_ended
+            return False
         if math.isnan(several.loss) or math.isnan(one.loss):
             return math.isnan(several.loss) != math.isnan(one.loss)
         return abs(several.loss - one.loss) > tolerance * abs(one.loss)

@@ -19,7 +19,9 @@ from fixtures.corpus.index import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT = 120.0
-_NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?|nan")
+_NUMBER = r"(-?\d+\.\d+(?:e[-+]?\d+)?|nan)"
+_LOSSES = re.compile(rf"\bloss: {_NUMBER}"), re.compile(_NUMBER)
+"""Keras's last log of a loss, else the last number."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Run:
 
     Attributes:
         has_ended: Whether it ended by itself, without an error.
-        loss: The last number that it printed; None without one.
+        loss: The last loss that it printed; None without one.
         copies: Of each host and replica its final weights, in the order in which they were made.
         seconds: How long it took.
     """
@@ -59,9 +61,9 @@ def run(program: Program, topology: str, arguments: tuple[str, ...] = ()) -> Run
                     if kept[name].dtype.kind in "fiub":
                         place = int(path.stem.rpartition("-")[2]), int(name.partition("/")[0])
                         copies.setdefault(place, []).append(kept[name].astype(np.float64))
-    printed = [line for line in done.stdout.splitlines() if not _is_json(line)]
-    numbers = _NUMBER.findall("\n".join(printed))
-    return Run(done.returncode == 0, float(numbers[-1]) if numbers else None, copies, seconds)
+    printed = "\n".join(line for line in done.stdout.splitlines() if not _is_json(line))
+    losses = next((found for form in _LOSSES if (found := form.findall(printed))), [])
+    return Run(done.returncode == 0, float(losses[-1]) if losses else None, copies, seconds)
 
 
 def _is_json(line: str) -> bool:

@@ -121,8 +121,9 @@ def _fits(case: Case, *, replicated: bool) -> list[Fit]:
     fits = [fit for fit in case.explain_gradients().scaled if fit.replicated == replicated]
     if not fits or any(abs(fit.scale / fits[0].scale - 1) > _near(case) for fit in fits):
         return []
-    # A factor without a meaning that a few numbers of one step have may be anything.
-    is_sure = len(fits) > 1 or fits[0].elements >= _MANY or _describe(case, fits[0].scale)[1]
+    # A factor without a meaning that a few numbers of one step have may be anything, and one of nearly 1 is no divisor's.
+    is_seen = fits[0].elements >= _MANY and abs(fits[0].scale - 1) > ROUND
+    is_sure = len(fits) > 1 or is_seen or _describe(case, fits[0].scale)[1]
     return fits if is_sure else []
 
 
