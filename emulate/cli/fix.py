@@ -149,4 +149,4 @@ def _sentence(report: FixReport) -> str:
         now = "has a seed, too" if report.before.reference.status == "ok" else "trains, too"
         of_one = f"One device now {now}." if report.changes_one_device else "One device trains as before."
         return f"Proven: {verdicts} with this edit (before: {was}). {of_one} {count}."
-    return f"Not enough: {verdicts} with this edit, which removes what it names and brings nothing new. {count}."
+    return f"Not enough: {verdicts} with this edit, which removes what it names. {count}."

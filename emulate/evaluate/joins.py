@@ -569,13 +569,10 @@ class _Experiments:
     def _without_pairs(self, minimal: list[str]) -> list[str]:
         """Leave out numbers of which one makes up for the other: an average of a share, divided by the number of replicas."""
         nodes = self._shares.mixing.local.nodes
-        for name in [name for name in minimal if nodes[node_of(name)].op == "Const"]:
-            for other in [other for other in minimal if node_of(other).endswith(NUMBER)] if name in minimal else []:
-                rest = [member for member in minimal if member not in (name, other)]
-                if self._is_enough(rest, _Way(1.0, 0.0)):
-                    minimal = rest
-                    break
-        return minimal
+        constants = [name for name in minimal if nodes[node_of(name)].op == "Const"]
+        numbers = [name for name in minimal if node_of(name).endswith(NUMBER)]
+        rests = ([name for name in minimal if name not in pair] for pair in itertools.product(constants, numbers))
+        return next((rest for rest in rests if self._is_enough(rest, _Way(1.0, 0.0))), minimal)
 
     def _enough_divisors(self, every: Sequence[str]) -> list[str]:
         """Return the fewest numbers of examples that are enough: a sum of all shares may make up for another of them."""
