@@ -32,7 +32,7 @@ _EDITED = (".py", ".ipynb")
 _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 """Causes that the reference has, too: their fix must change what one device trains."""
 _REPORTS = ("loss-report",)
-"""What is reported may have been right only because what is trained was wrong: it is mended after that, if it can be."""
+"""A report may be right only because the training is wrong. It is mended after that."""
 _IN_COMPILE = "With Keras compile"
 _IN_WORDS = "; its fix in words: "
 _NO_EDIT = "gpudist has no edit for {} yet" + _IN_WORDS + "{}"

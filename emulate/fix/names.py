@@ -14,7 +14,7 @@ _ON_ONE_DEVICE = {
     "1": re.compile(rf"[\w.()]*({_REPLICAS}|num_input_pipelines)|len\(.*worker.*\)", re.DOTALL),
     "0": re.compile(r"[\w.()]*(input_pipeline_id|replica_id_in_sync_group|task_id)|.*\[.index.\]", re.DOTALL),
 }
-"""What the number and the index of replicas and hosts are on one device, and how they are written."""
+"""Values on one device, with how programs write the number (1) and the index (0) of replicas and hosts."""
 
 
 @dataclass(frozen=True)

@@ -465,7 +465,7 @@ def _shard(record: Record, name: Any) -> Shard | None:
 
 
 _AT_ONCE = 1 << 20
-"""Bytes that are compared at a time: so they stay in the cache, and copies that differ are told apart soon."""
+"""Bytes that are compared at a time. They stay in the cache, and a difference ends the comparison soon."""
 
 
 def _are_same(one: Array, other: Array) -> bool:
