@@ -8,18 +8,17 @@ from dataclasses import replace
 from emulate.errors import UsageError, did_you_mean
 from emulate.verify.case import Case
 from emulate.verify.causes import (
-    changed_gradients,
-    depends_on_replicas,
     endings,
+    gradients,
     hosts,
     local_batches,
-    loss_scaling,
     randomness,
     replicas,
     reports,
     samples,
     shared_files,
     surprises,
+    tensors,
     updates,
 )
 from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, is_assigned, names_in_words
@@ -123,7 +122,7 @@ _OF_THE_RUN: tuple[Cause, ...] = (
     replicas.REPLICAS_MISSING,
 )
 """Asked first. Then gpudist chooses the examples on which it compares numbers."""
-_OF_THE_NUMBERS: tuple[Cause, ...] = (
+_BEFORE_GRADIENTS: tuple[Cause, ...] = (
     surprises.LOST_BATCHES,  # before what it looks like
     randomness.UNSEEDED,
     samples.COUNTED,
@@ -131,8 +130,8 @@ _OF_THE_NUMBERS: tuple[Cause, ...] = (
     samples.REPEATED,
     samples.MISSING,
     samples.REORDERED,
-    depends_on_replicas.STATIC_SPLIT,
-    depends_on_replicas.CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
+    tensors.STATIC_SPLIT,
+    tensors.CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
     replicas.INITIAL_WEIGHTS,
     replicas.MISSING_ALL_REDUCE,
     replicas.REPLICAS_DISAGREE,
@@ -141,24 +140,16 @@ _OF_THE_NUMBERS: tuple[Cause, ...] = (
     updates.VARIABLE_AGGREGATION,  # before what follows from it
     local_batches.EMPTY_SHARD,
     local_batches.NAN,
-    changed_gradients.ACCUMULATION,  # a factor, a decay and clipping of its own
-    changed_gradients.SPARSE_GRADIENT,
-    depends_on_replicas.PYTHON_STATE,  # what it does to a loss looks like clipping, a count, rows that depend on each other
-    changed_gradients.CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
-    loss_scaling.DOUBLE_ALL_REDUCE,
-    loss_scaling.LOSS_SCALING,
-    local_batches.UNEVEN_BATCH,
-    depends_on_replicas.DEPENDS_ON_REPLICAS,
+)
+"""Asked before differing gradients are explained: samples and weights, and what would drown or follows from them."""
+_BEHIND_GRADIENTS: tuple[Cause, ...] = (
+    updates.DEPENDS_IN_UPDATE,
     updates.UPDATE_SCALING,
-    loss_scaling.LOSS_SCALING_OF_A_PART,
-    loss_scaling.REGULARIZATION,
-    local_batches.LOCAL_NORMALIZATION,
-    local_batches.IN_BATCH_NEGATIVES,
     reports.LOSS_REPORT,
     reports.METRIC_AGGREGATION,
     randomness.IDENTICAL_DROPOUT,
-    depends_on_replicas.STATIC_IN_GRAPH,
-    depends_on_replicas.CACHED_RANDOMNESS,
+    tensors.STATIC_IN_GRAPH,
+    tensors.CACHED_RANDOMNESS,
     surprises.SURPRISING,
     hosts.HASH_ORDER,
     hosts.FILE_ORDER,
@@ -174,7 +165,7 @@ _OF_THE_NUMBERS: tuple[Cause, ...] = (
 )
 
 
-_CAUSES = (shared_files.SHARED_FILES, *_OF_THE_RUN, *_OF_THE_NUMBERS)
+_CAUSES = (shared_files.SHARED_FILES, *_OF_THE_RUN, *_BEFORE_GRADIENTS, *gradients.CAUSES, *_BEHIND_GRADIENTS)
 _BY_CODE: dict[str, Cause] = {}
 """Every cause by its code. Where a code has two searches, at different places of the order, this is the first one."""
 for _cause in _CAUSES:
@@ -228,16 +219,18 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
             add(cause.look(case))
         if not is_shared:
             case.choose_base()
-        for cause in _OF_THE_NUMBERS:
+        for cause in _BEFORE_GRADIENTS:
+            add(cause.look(case))
+        for cause, sign in gradients.explain_gradients(case) if not case.has_ended_early else ():
+            add(cause.found(sign, case))
+        for cause in _BEHIND_GRADIENTS:
             add(cause.look(case))
     if case.has(UNEXPLAINED.code) and not case.has(randomness.UNSEEDED.code):
         add(randomness.UNSEEDED.look(case))
         case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
-    if case.has(local_batches.IN_BATCH_NEGATIVES.code):
+    if case.has(gradients.IN_BATCH_NEGATIVES.code):
         for cause in _CAUSES:
             add(cause.look_behind(case))
-        if case.has(
-            depends_on_replicas.STATIC_SPLIT.code
-        ):  # it is that tensor's rows that a row depends on, not those of its batch
-            case.found[:] = [finding for finding in case.found if finding.code != local_batches.IN_BATCH_NEGATIVES.code]
-    return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == local_batches.IN_BATCH_NEGATIVES.code)))
+        if case.has(tensors.STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
+            case.found[:] = [finding for finding in case.found if finding.code != gradients.IN_BATCH_NEGATIVES.code]
+    return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == gradients.IN_BATCH_NEGATIVES.code)))

@@ -170,7 +170,8 @@ class Cause:
 
     Attributes:
         code: The stable kebab-case code. `texts/<code>.md` holds all its texts.
-        search: Looks at a case; returns None where the cause is not seen.
+        search: Looks at a case; returns None where the cause is not seen. Causes of gradients are looked for together
+            (`gradients.py`).
         by_design: Whether every user of tf.distribute gets this difference: alone it makes the verdict `by-design`.
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
@@ -181,7 +182,7 @@ class Cause:
     """
 
     code: str
-    search: Callable[[Case], Sign | None]
+    search: Callable[[Case], Sign | None] = lambda case: None
     by_design: bool = False
     runs_that_ended: bool = False
     completed: bool = True
@@ -207,13 +208,14 @@ class Cause:
         """Return the finding if this cause is seen in the case."""
         if not (self.runs_that_ended if case.has_ended_early else self.completed):
             return None
-        return self._finding(self.search(case), case)
+        return self.found(self.search(case), case)
 
     def look_behind(self, case: Case) -> Finding | None:
         """Return the finding if this cause is seen behind a loss of one example that depends on the others."""
-        return None if self.behind is None or case.has(self.code) else self._finding(self.behind(case), case)
+        return None if self.behind is None or case.has(self.code) else self.found(self.behind(case), case)
 
-    def _finding(self, sign: Sign | None, case: Case) -> Finding | None:
+    def found(self, sign: Sign | None, case: Case) -> Finding | None:
+        """Return the finding for what was seen of this cause."""
         if sign is None:
             return None
         headings = [sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix

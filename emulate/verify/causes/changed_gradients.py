@@ -9,25 +9,24 @@ import numpy as np
 from emulate.told import told
 from emulate.verify.arithmetic import ROUND, Fit, explain
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Cause, Sign, as_factor, names_in_words, steps_in_words
-from emulate.verify.causes.sequential_replay import REPLAY, rebase_on_replay
+from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Sign, as_factor, names_in_words, steps_in_words
+from emulate.verify.causes.replays import REPLAY
 from emulate.verify.compare import compare
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import Floats, GradientView, norm, objective
-from emulate.verify.lines import between, made, operations
+from emulate.verify.lines import between, operations
 
 _SEEN = 1e-6
 """From this relative difference on, clipping before the sum and after it are different."""
 
 
-def _search_clipping(case: Case) -> Sign | None:
+def of_clipping(case: Case) -> Sign | None:
+    """Look for gradients that each replica clips, as the program or its optimizer says."""
     if case.is_of_groups:
         return Sign(_SUMMARY, OF_GROUPS, _fix_of_clipping(case)) if case.facts.clips else None
-    if case.base.first_step("gradient", "weight") is None or case.joins is not None:
+    if not case.facts.clips or case.base.first_step("gradient", "weight") is None or case.joins is not None:
         return None
-    if not case.facts.clips:
-        return _by_hand(case)
-    return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case) or _by_hand(case)
+    return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case)
 
 
 def _from_numbers(case: Case) -> Sign | None:
@@ -197,26 +196,7 @@ def _clipped_to(views: list[GradientView], replicas: Sequence[int]) -> float | N
     return limit if apart > _SEEN * limit else None
 
 
-def _by_hand(case: Case) -> Sign | None:
-    """Check for an unknown clipping: the losses agree, and each replica's gradient was changed separately."""
-    first = case.base.first_step("gradient")
-    explanation = case.explain_gradients()
-    by_weights = [fit for fit in explanation.weighted if not case.are_counts(fit)]
-    if first is None or not (by_weights or any(step == first for _, step in explanation.unexplained)):
-        return None
-    objectives = [point for point in case.base.objectives if point.step == first]
-    if not objectives or any(point.exceeds for point in objectives):
-        return None
-    agrees = rebase_on_replay(case, first)
-    if agrees is None:
-        return None
-    return Sign(
-        "Each replica clips or normalizes its own gradient before the gradients are summed. Do it to the sum instead.",
-        f"In step {first} the loss agrees, but the gradients that enter the optimizer do not; {agrees}",
-    )
-
-
-def _behind(case: Case) -> Sign | None:
+def of_clipping_behind(case: Case) -> Sign | None:
     """Check whether the optimizer's input is clipped and the loss is not, on each replica."""
     if case.clips_the_sum:
         return None
@@ -263,12 +243,8 @@ _BY_THE_OPTIMIZER = "With gd.distributed"
 _SUMMARY = "Each replica clips its own gradient before the gradients are summed. The sum must be clipped instead."
 
 
-_BLAME = (operations("given", "norm"), made("given", "optimizer", clips=True), between("given"))
-
-CLIP_BEFORE_REDUCE = Cause("clip-before-reduce", _search_clipping, behind=_behind, blame=_BLAME)
-
-
-def _search_accumulation(case: Case) -> Sign | None:
+def of_several_batches(case: Case) -> Sign | None:
+    """Look for batches that one update adds up, more of them than on one device."""
     for optimizer in case.base.runs.optimizers:
         ours, theirs = case.base.runs.batches(optimizer)
         if ours != theirs:
@@ -331,11 +307,9 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
     )
 
 
-ACCUMULATION = Cause(
-    "accumulation",
-    _search_accumulation,
-    blame=(operations("given", "norm"), operations("sum", "norm"), operations("loss", "mean", "scale"), between("given")),
-)
+def of_sparse_gradients(case: Case) -> Sign | None:
+    """Look for gradients of tables: their values alone are added up, or the optimizer takes a row once for each replica."""
+    return _of_values(case) or _of_the_optimizer(case)
 
 
 def _of_values(case: Case) -> Sign | None:
@@ -382,10 +356,3 @@ def _of_the_optimizer(case: Case) -> Sign | None:
 
 
 _OF_VALUES = "If the program adds up the values itself"
-
-# What examples look up comes as often on one device; what they share comes once for each replica.
-SPARSE_GRADIENT = Cause(
-    "sparse-gradient",
-    lambda case: _of_values(case) or _of_the_optimizer(case),
-    blame=(operations("loss", "looks-up-the-same", "looks-up"),),
-)

@@ -14,8 +14,9 @@ from emulate.trace import StoredArray, Trace
 from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, as_factor, is_assigned, names_in_words, numbers
-from emulate.verify.causes.joined import lines_of, said_by_joins
-from emulate.verify.compare import Point
+from emulate.verify.causes.experiments import lines_of, said_by_joins
+from emulate.verify.causes.replays import is_possible
+from emulate.verify.compare import Point, explains_up_to
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import Floats, aligned, is_numeric, names_of, state_before, state_of, weight_of, weights_before
 from emulate.verify.lines import made, operations
@@ -159,6 +160,34 @@ _OTHERWISE = "If the learning rate does not follow the batch"
 UPDATE_SCALING = Cause(
     "update-scaling", lambda case: _of_an_update(case) or _of_a_larger_batch(case), blame=(made("update", "optimizer"),)
 )
+
+
+def _search_dependence(case: Case) -> Sign | None:
+    """Check whether gradients agree and weights do not, because the update depends on the number of replicas."""
+    step, before = case.base.first_step("weight"), case.base.first_step("gradient")
+    if step is None or (before is not None and before <= step):
+        return None
+    left = [p for p in case.left() if p.step == step and p.measure.key.kind == "weight"]
+    again = case.switch("batch-of") if left and is_possible(case) else None
+    if again is None or not explains_up_to(again, step, case.base):
+        return None
+    case.rebase(again, "batch-of")
+    return Sign(
+        (
+            f"The update of the weights depends on the number of replicas ({case.num_replicas}): the same gradients "
+            "give other weights with more replicas."
+        ),
+        (
+            f"{left[0].measure.key.tensor} differs after step {step}, by {left[0].ratio:.0f}x the noise floor, and "
+            f"its gradient agrees; one device with the same examples, given {case.num_replicas} as the number of "
+            "replicas, has the same weights"
+        ),
+        _SAME_UPDATE,
+    )
+
+
+_SAME_UPDATE = "If the update depends on it"
+DEPENDS_IN_UPDATE = Cause("depends-on-replicas", _search_dependence, blame=(made("start", "num_replicas"),))
 
 
 def _search_assigned(case: Case) -> Sign | None:

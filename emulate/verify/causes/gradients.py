@@ -1,0 +1,127 @@
+"""Say why gradients differ: what explains them is asked by its price, again and again until nothing new is found.
+
+A difference of gradients may be explained in five ways, from the cheapest to the dearest:
+
+1. By what the program is known to do with gradients: it adds up several batches, it sums sparse values, it clips. That must
+   be out of the way first, because what is clipped has none of the forms below.
+2. By closed forms of what was recorded, with one fitted number at most: a factor, the replicas' shares of the rows, a
+   multiple of the weights. They cost nothing.
+3. By experiments on the reference's step: the smallest set of tensors that must see the whole batch (`case.joins`). They cost
+   evaluations of one step, fit no number, and their answer leaves nothing beyond the noise floor.
+4. By a count: one weight for each replica, which together are one. Experiments come first, as they know the count by its line.
+5. By a sequential replay, where a step cannot be cut for experiments. It costs evaluations of all steps, or starts.
+
+In one way the rows of the table do not exclude each other: one answer may name several causes. A later way sees only what the
+earlier ones have left. What an answer changes (a switch, another reference) is looked at from the beginning: a second cause may
+have been hidden behind the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from emulate.verify.case import Case
+from emulate.verify.causes import changed_gradients, closed_forms, experiments, replays
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.lines import between, changes_of_state, made, operations
+
+ACCUMULATION = Cause(
+    "accumulation",
+    blame=(operations("given", "norm"), operations("sum", "norm"), operations("loss", "mean", "scale"), between("given")),
+)
+# What examples look up comes as often on one device; what they share comes once for each replica.
+SPARSE_GRADIENT = Cause("sparse-gradient", blame=(operations("loss", "looks-up-the-same", "looks-up"),))
+CLIP_BEFORE_REDUCE = Cause(
+    "clip-before-reduce",
+    behind=changed_gradients.of_clipping_behind,
+    blame=(operations("given", "norm"), made("given", "optimizer", clips=True), between("given")),
+)
+DOUBLE_ALL_REDUCE = Cause("double-all-reduce", blame=(operations("sum", "all_reduce"), operations("assigned", "assign")))
+LOSS_SCALING = Cause("loss-scaling", blame=(operations("loss", "mean", "scale"),))
+UNEVEN_BATCH = Cause("uneven-batch", blame=(operations("loss", "mean", "scale", "ratio"), made("examples", "batch")))
+REGULARIZATION = Cause(
+    "regularization-per-replica", blame=(operations("loss", "penalty"), operations("given", "penalty"), between("given"))
+)
+LOCAL_NORMALIZATION = Cause("local-normalization", blame=(operations("loss", "count", "mean", "ratio"),))
+IN_BATCH_NEGATIVES = Cause(
+    "in-batch-negatives",
+    blame=(operations("loss", "contracts", "mixes", "ratio", "mixes-data"), operations("loss", "moves")),
+)
+DEPENDS_ON_REPLICAS = Cause(
+    "depends-on-replicas", blame=(made("loss", "num_replicas", in_step=True), made("start", "num_replicas"))
+)
+PYTHON_STATE = Cause("python-state", blame=(changes_of_state("loss"), between("loss")))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Hold one way to explain gradients.
+
+    Attributes:
+        rows: What its answer may name, with who looks for it.
+        applies: Whether there is an answer in this way.
+    """
+
+    rows: Sequence[tuple[Cause, Callable[[Case], Sign | None]]]
+    applies: Callable[[Case], bool] = lambda case: True
+
+
+_WAYS = (
+    _Way(
+        (
+            (ACCUMULATION, changed_gradients.of_several_batches),
+            (SPARSE_GRADIENT, changed_gradients.of_sparse_gradients),
+            (CLIP_BEFORE_REDUCE, changed_gradients.of_clipping),
+        )
+    ),
+    _Way(
+        (
+            (DOUBLE_ALL_REDUCE, closed_forms.of_equal_gradients),
+            (LOSS_SCALING, closed_forms.of_a_factor),
+            (UNEVEN_BATCH, closed_forms.of_shares_of_rows),
+            (REGULARIZATION, closed_forms.of_multiples_of_weights),
+        )
+    ),
+    _Way(
+        (
+            (LOSS_SCALING, experiments.of_a_factor),
+            (DEPENDS_ON_REPLICAS, experiments.of_constants),
+            (LOSS_SCALING, experiments.of_numbers),
+            (REGULARIZATION, experiments.of_terms),
+            (LOCAL_NORMALIZATION, experiments.of_normalizers),
+            (IN_BATCH_NEGATIVES, experiments.of_meetings),
+        ),
+        applies=lambda case: case.joins is not None,
+    ),
+    _Way(((LOCAL_NORMALIZATION, closed_forms.of_a_count),), applies=lambda case: case.joins is None),
+    _Way(
+        (
+            (PYTHON_STATE, replays.of_turns),
+            (CLIP_BEFORE_REDUCE, replays.of_changed_gradients),
+            (DEPENDS_ON_REPLICAS, replays.of_what_a_step_gets),
+            (LOSS_SCALING, replays.of_a_part),
+            (REGULARIZATION, replays.of_each_replica),
+            (LOCAL_NORMALIZATION, closed_forms.of_own_losses),
+            (IN_BATCH_NEGATIVES, replays.of_meetings),
+            (LOSS_SCALING, replays.of_losses_alone),
+        ),
+        applies=lambda case: case.joins is None,
+    ),
+)
+
+
+CAUSES = tuple(dict.fromkeys(cause for way in _WAYS for cause, _ in way.rows))
+
+
+def explain_gradients(case: Case) -> Iterator[tuple[Cause, Sign]]:
+    """Yield each cause of differing gradients with what was seen of it, until what is compared changes no more."""
+    before = None
+    while case.base is not before:
+        before = case.base
+        for way in _WAYS:
+            known = {finding.code for finding in case.found}
+            for cause, look in way.rows if way.applies(case) else ():
+                sign = None if cause.code in known else look(case)
+                if sign is not None:
+                    yield cause, sign
