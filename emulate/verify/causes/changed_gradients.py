@@ -24,7 +24,9 @@ def of_clipping(case: Case) -> Sign | None:
     """Look for gradients that each replica clips, as the program or its optimizer says."""
     if case.is_of_groups:
         return Sign(_SUMMARY, OF_GROUPS, _fix_of_clipping(case)) if case.facts.clips else None
-    if not case.facts.clips or case.base.first_step("gradient", "weight") is None or case.joins is not None:
+    if not case.facts.clips or case.without("no-clipping"):
+        return None
+    if case.base.first_step("gradient", "weight") is None or case.joins is not None:
         return None
     return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case)
 

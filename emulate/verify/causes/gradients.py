@@ -115,13 +115,14 @@ CAUSES = tuple(dict.fromkeys(cause for way in _WAYS for cause, _ in way.rows))
 
 
 def explain_gradients(case: Case) -> Iterator[tuple[Cause, Sign]]:
-    """Yield each cause of differing gradients with what was seen of it, until what is compared changes no more."""
-    before = None
-    while case.base is not before:
-        before = case.base
+    """Yield each cause of differing gradients with what was seen of it, until nothing new is found."""
+    is_new = True
+    while is_new:
+        is_new = False
         for way in _WAYS:
             known = {finding.code for finding in case.found}
             for cause, look in way.rows if way.applies(case) else ():
                 sign = None if cause.code in known else look(case)
                 if sign is not None:
+                    is_new = True
                     yield cause, sign
