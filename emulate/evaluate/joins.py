@@ -120,11 +120,14 @@ class Mixing:
         given = {whole.rows[key]: value for key, value in of_all(shares).items()}
         by_row = Layout(0, tuple(self._counts))
         self._layouts = {name: by_row if is_row(value, sum(self._counts)) else Layout() for name, value in given.items()}
-        nodes = [name for name in whole.order if whole.nodes[name].op != "Placeholder"]
-        self.values: dict[str, Any] = given | _evaluating(whole, nodes, given)(given)
-        for name in (name for name in nodes if whole.nodes[name].op == "Const"):  # a graph for a share may have others
-            if name not in local.nodes:
-                raise NoAnswer("the step of a share has another graph")
+        every = [name for name in whole.order if whole.nodes[name].op != "Placeholder"]
+        nodes = [name for name in every if name in local.nodes]
+        constants = [name for name in nodes if local.nodes[name].op == "Const"]  # a graph for a share may have others
+        # TensorFlow writes zeros of less than 1,000 elements as one constant, others as an operation on a constant.
+        if ({*every} - {*nodes}) & {node_of(i) for name in nodes if name not in constants for i in whole.inputs(name)}:
+            raise NoAnswer("the step of a share has another graph")
+        self.values: dict[str, Any] = given | _evaluating(whole, every, given)(given)
+        for name in constants:
             own = tf.make_ndarray(local.nodes[name].attr["value"].tensor)
             self._look(name, [f"{name}:0"], [[own] for _ in shares], takes_sizes=True)
         depending = whole.after({name for name, layout in self._layouts.items() if layout != Layout()} | {*self.found})
@@ -655,11 +658,14 @@ class _Experiments:
         It is followed as long as it is combined with numbers alone.
         """
         whole = self._shares.whole
-        of_rows = whole.after(set(whole.rows.values()))
+        sizes = {f"{name}:0" for name in whole.order if whole.nodes[name].op in SIZES}
+        of_rows = whole.after(set(whole.rows.values()), sizes)
         behind, waiting = {node_of(name)}, [name]
         while waiting:
             tensor = waiting.pop()
             for node in (node for node in whole.order if tensor in whole.inputs(node)):
+                if whole.nodes[node].op in SIZES:
+                    continue
                 others = [i for i in whole.inputs(node) if i != tensor and node_of(i) not in behind]
                 meets = [i for i in others if node_of(i) in of_rows or i in whole.rows.values()]
                 if whole.nodes[node].op == "GatherV2" or not meets:

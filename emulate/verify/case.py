@@ -17,7 +17,7 @@ from emulate.verify.gradients import aligned, norm, weights_before
 from emulate.verify.joins import Joins
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import is_in_order, ledgers
-from emulate.verify.lines import ProgramLines
+from emulate.verify.lines import ProgramLines, located, operations
 from emulate.verify.recorded import Recorded, RunPair, differing, draws_the_same, initial, starts_alike, trains_on_the_same
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import Met, Outcome, trace_of
@@ -430,11 +430,12 @@ class Case:
             return None
         counted = {fit.optimizer for fit in explanation.weighted if fit.step == first and self.are_counts(fit)}
         weighted = ((fit.optimizer, fit.step) for fit in explanation.weighted)
+        is_clear = len(located(operations("loss", "count", "mean", "ratio").find(self.lines))) == 1
         layers = {tensor.split("/")[-2] for tensor in self.facts.batchnorm if "/" in tensor}
         for name, step in (*explanation.unexplained, *weighted):
             if step == first:
-                # Where a count for each replica explains the gradients already, experiments are made if they cost no start.
-                may_start = name not in counted
+                # Where a count for each replica explains the gradients already, experiments may cost a start to say whose.
+                may_start = name not in counted or not is_clear
                 found = self.lab.find_joins(self.pair, kept, name, first, may_start=may_start)
                 if found is not None and (own := found.without(layers)).tells:
                     return own

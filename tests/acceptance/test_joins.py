@@ -47,6 +47,17 @@ PLUS_ONE = """
         counts = {whole}tf.reduce_sum(known){end} + 1.0
         loss = tf.reduce_sum(losses * known) / counts{divided}
 """
+MEAN_OF_WEIGHTS = """
+        average = {whole}tf.reduce_mean(known){end}
+        loss = tf.reduce_sum(tf.reduce_mean(losses * known / average, axis=1)) / 16
+"""
+# TensorFlow writes zeros of less than 1,000 elements in another way: a share's graph is another one here.
+WIDE = """
+        wide = (tf.repeat(each, 40, axis=1) for each in (y, model(x, training=True)))
+        loss = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(*wide)) / 16
+        counts = {whole}tf.reduce_sum(known, axis=0){end}
+        loss += tf.reduce_sum(losses * known / counts){divided}
+"""
 LARGEST = """
         largest = tf.reduce_max({whole}tf.reduce_max(losses)[None]{end})
         loss = tf.reduce_sum(losses) / tf.stop_gradient(largest) / 16
@@ -84,10 +95,13 @@ OWN = """
 """
 OF_REPLICA = {"whole": "", "end": "", "divided": " / strategy.num_replicas_in_sync"}
 SUMMED = {"whole": "context.all_reduce(SUM, ", "end": ")", "divided": ""}
+AVERAGE = {"whole": "context.all_reduce(tf.distribute.ReduceOp.MEAN, ", "end": ")"}
 GATHERED = {"whole": "context.all_gather(", "end": ", axis=0)"}
 CASES = {
     "a count for each task": (PER_TASK, SUMMED, "local-normalization", "counts"),
     "a count plus one": (PLUS_ONE, SUMMED, "local-normalization", "counts"),
+    "a mean of weights": (MEAN_OF_WEIGHTS, AVERAGE, "local-normalization", "average"),
+    "a count in a graph that a share has not": (WIDE, SUMMED, "local-normalization", "counts"),
     "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
     "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
     "a mean of rows against rows, divided by the replicas": (AGAINST, GATHERED, "in-batch-negatives", "scores"),
@@ -95,6 +109,7 @@ CASES = {
     "a variable that averages what replicas assign": (AVERAGED, SUMMED, "variable-aggregation", "squares"),
     "a variable of each replica": (OWN, SUMMED, "variable-aggregation", "size"),
 }
+OF_ONE_SIZE = ("a count for each task", "a mean of weights", "a count in a graph that a share has not")
 FIXED_BATCH = ", drop_remainder=True"
 
 
@@ -103,7 +118,7 @@ def _verdict(path: Path, loss: str, preload: Preload, **options: str) -> emulate
     return emulate.verify(path, "1x2", steps=4, preload=preload)
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, "") for name in CASES), ("a count for each task", FIXED_BATCH)])
+@pytest.mark.parametrize(("name", "options"), [*((name, "") for name in CASES), *((name, FIXED_BATCH) for name in OF_ONE_SIZE)])
 def test_what_must_see_the_whole_batch_is_named_with_its_line(
     name: str, options: str, preload: Preload, tmp_path: Path
 ) -> None:
