@@ -83,13 +83,18 @@ class Joins:
 
     @property
     def normalizers(self) -> Sequence[Member]:
-        """Return what examples make, without the model, and other examples are divided by: counts, sums of weights."""
-        return [one for one in self._mixing if one.of_data and one.scales]
+        """Return what examples make, without the model, and other examples are divided by: counts, sums of weights.
+
+        A deviation from a mean that is taken off belongs to the mean.
+        """
+        of_data = [one for one in self._mixing if one.of_data]
+        is_taken_off = not all(one.scales for one in of_data)
+        return [one for one in of_data if one.scales and not (is_taken_off and one.kind in ("mean", "other"))]
 
     @property
     def meetings(self) -> Sequence[Member]:
         """Return everything else by which the loss of one example depends on others: first what depends on the model."""
-        return sorted((one for one in self._mixing if not (one.of_data and one.scales)), key=lambda one: one.of_data)
+        return sorted((one for one in self._mixing if one not in self.normalizers), key=lambda one: one.of_data)
 
     @property
     def constants(self) -> Sequence[Member]:
