@@ -228,9 +228,6 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
     if case.has(UNEXPLAINED.code) and not case.has(randomness.UNSEEDED.code):
         add(randomness.UNSEEDED.look(case))
         case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
-    if case.has(gradients.IN_BATCH_NEGATIVES.code):
-        for cause in _CAUSES:
-            add(cause.look_behind(case))
-        if case.has(tensors.STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
-            case.found[:] = [finding for finding in case.found if finding.code != gradients.IN_BATCH_NEGATIVES.code]
+    if case.has(tensors.STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
+        case.found[:] = [finding for finding in case.found if finding.code != gradients.IN_BATCH_NEGATIVES.code]
     return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == gradients.IN_BATCH_NEGATIVES.code)))

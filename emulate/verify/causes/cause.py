@@ -176,8 +176,6 @@ class Cause:
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
         advice: Whether the same model is trained all the same, so that it is reported and does not decide.
-        behind: Looks at a case after the loss of one example was found to depend on the other examples of its replica. The
-            reference then does all that a replica does with its own examples, and this cause with it.
         blame: Where the user's lines to blame are looked for; the first query that finds some tells the stage.
     """
 
@@ -187,7 +185,6 @@ class Cause:
     runs_that_ended: bool = False
     completed: bool = True
     advice: bool = False
-    behind: Callable[[Case], Sign | None] | None = None
     blame: Sequence[Blame] = ()
 
     @property
@@ -209,10 +206,6 @@ class Cause:
         if not (self.runs_that_ended if case.has_ended_early else self.completed):
             return None
         return self.found(self.search(case), case)
-
-    def look_behind(self, case: Case) -> Finding | None:
-        """Return the finding if this cause is seen behind a loss of one example that depends on the others."""
-        return None if self.behind is None or case.has(self.code) else self.found(self.behind(case), case)
 
     def found(self, sign: Sign | None, case: Case) -> Finding | None:
         """Return the finding for what was seen of this cause."""

@@ -1,6 +1,6 @@
 """Say why gradients differ: what explains them is asked by its price, again and again until nothing new is found.
 
-A difference of gradients may be explained in five ways, from the cheapest to the dearest:
+A difference of gradients may be explained in six ways, from the cheapest to the dearest:
 
 1. By what the program is known to do with gradients: it adds up several batches, it sums sparse values, it clips. That must
    be out of the way first, because what is clipped has none of the forms below.
@@ -10,6 +10,8 @@ A difference of gradients may be explained in five ways, from the cheapest to th
    evaluations of one step, fit no number, and their answer leaves nothing beyond the noise floor.
 4. By a count: one weight for each replica, which together are one. Experiments come first, as they know the count by its line.
 5. By a sequential replay, where a step cannot be cut for experiments. It costs evaluations of all steps, or starts.
+6. Where examples depend on each other, the reference does all that a replica does with its own from then on, so that it hides
+   what else a replica does with them.
 
 In one way the rows of the table do not exclude each other: one answer may name several causes. A later way sees only what the
 earlier ones have left. What an answer changes (a switch, another reference) is looked at from the beginning: a second cause may
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from emulate.verify.case import Case
-from emulate.verify.causes import changed_gradients, closed_forms, experiments, replays
+from emulate.verify.causes import changed_gradients, closed_forms, experiments, replays, tensors
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.lines import between, changes_of_state, made, operations
 
@@ -34,7 +36,6 @@ ACCUMULATION = Cause(
 SPARSE_GRADIENT = Cause("sparse-gradient", blame=(operations("loss", "looks-up-the-same", "looks-up"),))
 CLIP_BEFORE_REDUCE = Cause(
     "clip-before-reduce",
-    behind=changed_gradients.of_clipping_behind,
     blame=(operations("given", "norm"), made("given", "optimizer", clips=True), between("given")),
 )
 DOUBLE_ALL_REDUCE = Cause("double-all-reduce", blame=(operations("sum", "all_reduce"), operations("assigned", "assign")))
@@ -107,6 +108,13 @@ _WAYS = (
             (LOSS_SCALING, replays.of_losses_alone),
         ),
         applies=lambda case: case.joins is None,
+    ),
+    _Way(
+        (
+            (CLIP_BEFORE_REDUCE, changed_gradients.of_clipping_behind),
+            (tensors.STATIC_SPLIT, tensors.of_split_of_batch),
+        ),
+        applies=lambda case: case.has(IN_BATCH_NEGATIVES.code),
     ),
 )
 

@@ -59,7 +59,7 @@ def _search_split(case: Case) -> Sign | None:
     return None
 
 
-def _search_split_of_batch(case: Case) -> Sign | None:
+def of_split_of_batch(case: Case) -> Sign | None:
     """Check for a static tensor with the length of the batch, if each replica's examples alone explain everything."""
     for alone, ours in _steps(case):
         arrays = _arrays(alone)
@@ -194,9 +194,7 @@ def _search_drawn_again(case: Case) -> Sign | None:
 
 
 _OF_A_SEED = "If a map draws with a seed"
-STATIC_SPLIT = Cause(
-    "static-tensor-split", _search_split, behind=_search_split_of_batch, blame=(made("examples", "from_tensors", "distribute"),)
-)
+STATIC_SPLIT = Cause("static-tensor-split", _search_split, blame=(made("examples", "from_tensors", "distribute"),))
 
 STATIC_IN_GRAPH = Cause("static-tensor-in-graph", _search_in_graph, advice=True, blame=(made("start"),))
 
