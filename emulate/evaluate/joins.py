@@ -479,6 +479,9 @@ class _Way:
         return {name: self.scale * value + self.repeated * more.get(name, 0.0) for name, value in once.items()}
 
 
+_AS_IT_STANDS = _Way(1.0, 1.0)
+
+
 def _less(gradients: Gradients, others: Gradients) -> Gradients:
     return {name: value - others[name] for name, value in gradients.items()}
 
@@ -530,6 +533,8 @@ class _Experiments:
         import tensorflow as tf
 
         try:
+            if way == _AS_IT_STANDS:
+                return self._noise.apart(self._shares.total(some, only, once=False), self._one) <= 1
             once = self._shares.total(some, only)
             more = _less(self._shares.total(some, only, once=False), once) if way.repeated else {}
             return self._noise.apart(way.of(once, more), self._one) <= 1
@@ -538,7 +543,7 @@ class _Experiments:
 
     def answer(self) -> dict[str, Any]:
         """Return what must be global, and what besides that the replicas' gradients have too often."""
-        mixing, shares, whole = self._shares.mixing, self._shares, self._shares.whole
+        mixing, shares = self._shares.mixing, self._shares
         every, number = self._every[::-1], len(self._shares.counts)
         others = [name for name in every if name not in mixing.places]  # places in the whole batch are none in a share
         one, theirs = _Way(1.0, 0.0), self._topologys
@@ -550,16 +555,23 @@ class _Experiments:
             enough = next((some for some in fewer if self._is_enough(some, theirs)), None)
             if enough is not None:
                 minimal, way = needed(enough, lambda some: self._is_enough(some, theirs)), theirs
+        same = self._same_terms(())
+        joined = [name for name in self._same_terms(minimal) if name not in same]
+        # What becomes the same on all shares by a join alone counts once then. A program that divides it by the number of
+        # replicas counts each share's, and needs what these are made of as well.
+        is_as_it_stands = not joined or way != one or self._is_enough(minimal, _AS_IT_STANDS)
+        behind = set[str]().union(*map(shares.whole.before, joined))
+        own = [n for n in others if n in minimal or (node_of(n) in behind and mixing.local.nodes[node_of(n)].op != "Const")]
+        if not is_as_it_stands and self._is_enough(own, _AS_IT_STANDS):
+            minimal, is_as_it_stands = needed(own, lambda some: self._is_enough(some, _AS_IT_STANDS)), True
+            way = _AS_IT_STANDS
         is_value = {name: self._passes_no_gradient(name, minimal, way) for name in minimal[::-1]}
         named = {behind: alone for name, alone in is_value.items() for behind in self._mixing_behind(name)}
         members = [self._member(name, is_value=alone) for name, alone in named.items()]
-        same = [name for name in shares.same(()) if whole.before(name) & _readers(whole)]
         is_repeated = bool(theirs.repeated) and abs(theirs.scale + theirs.repeated * (number - 1) - 1) > _COMMUTES
-        # What becomes the same on all shares only by a join counts once then. Where the program divides it by the number of
-        # replicas, one device's number is among the members; where not, it is too large by that number.
-        joined = [name for name in shares.same(minimal) if name not in same and whole.before(name) & _readers(whole)]
+        # Where it does not divide, one device's number is among the members, or the gradient is too large by that number.
         is_divided = theirs.scale != 1 or any(member["kind"] == "constant" for member in members)
-        is_too_large = way == one and joined and not same and not is_divided and not self._is_enough(minimal, _Way(1.0, 1.0))
+        is_too_large = not (is_as_it_stands or same or is_divided)
         is_of_program = way == theirs or any(abs(theirs.scale * n - 1) < _COMMUTES for n in (1, number))
         return {
             "members": [*self._upstream_of(members), *members],
@@ -568,6 +580,11 @@ class _Experiments:
             "mixing": len(mixing.found),
             "evaluations": shares.evaluations,
         }
+
+    def _same_terms(self, some: Collection[str]) -> list[str]:
+        """Return the terms that depend on variables, and are the same on all shares where some tensors are one device's."""
+        whole = self._shares.whole
+        return [name for name in self._shares.same(some) if whole.before(name) & _readers(whole)]
 
     def _without_pairs(self, minimal: list[str]) -> list[str]:
         """Leave out numbers of which one makes up for the other: an average of a share, divided by the number of replicas."""
