@@ -545,9 +545,9 @@ class _Experiments:
         """Return what must be global, and what besides that the replicas' gradients have too often."""
         mixing, shares = self._shares.mixing, self._shares
         every, number = self._every[::-1], len(self._shares.counts)
-        others = [name for name in every if name not in mixing.places]  # places in the whole batch are none in a share
+        usual = [name for name in every if name not in mixing.places]  # places in the whole batch are none in a share
         one, theirs = _Way(1.0, 0.0), self._topologys
-        way, start = one, others if self._is_enough(others, one) else every
+        way, start = one, usual if self._is_enough(usual, one) else every
         minimal = self._enough_divisors(every) or self._without_pairs(needed(start, lambda some: self._is_enough(some, one)))
         if theirs != one:  # what the program itself makes of the shares' losses may be right, and fewer tensors be needed
             fewer = [[m for m in minimal if not node_of(m).endswith(NUMBER)]]
@@ -561,20 +561,26 @@ class _Experiments:
         # replicas counts each share's, and needs what these are made of as well.
         is_as_it_stands = not joined or way != one or self._is_enough(minimal, _AS_IT_STANDS)
         behind = set[str]().union(*map(shares.whole.before, joined))
-        own = [n for n in others if n in minimal or (node_of(n) in behind and mixing.local.nodes[node_of(n)].op != "Const")]
+        own = [n for n in usual if n in minimal or (node_of(n) in behind and mixing.local.nodes[node_of(n)].op != "Const")]
         if not is_as_it_stands and self._is_enough(own, _AS_IT_STANDS):
             minimal, is_as_it_stands = needed(own, lambda some: self._is_enough(some, _AS_IT_STANDS)), True
             way = _AS_IT_STANDS
         is_value = {name: self._passes_no_gradient(name, minimal, way) for name in minimal[::-1]}
         named = {behind: alone for name, alone in is_value.items() for behind in self._mixing_behind(name)}
         members = [self._member(name, is_value=alone) for name, alone in named.items()]
+        upstream = self._upstream_of(members)
+        moments = {one["name"] for one in upstream if one["kind"] not in ("number", "constant")}
+        others = [name for name, one in zip(named, members, strict=True) if one["kind"] not in ("number", "constant")]
+        for name, member in zip(named, members, strict=True):
+            is_moment = member["kind"] == "other" and bool(moments & shares.whole.before(name))
+            member["belongs"] = is_moment or self._belongs(name, member["kind"], [one for one in others if one != name])
         is_repeated = bool(theirs.repeated) and abs(theirs.scale + theirs.repeated * (number - 1) - 1) > _COMMUTES
         # Where it does not divide, one device's number is among the members, or the gradient is too large by that number.
         is_divided = theirs.scale != 1 or any(member["kind"] == "constant" for member in members)
         is_too_large = not (is_as_it_stands or same or is_divided)
         is_of_program = way == theirs or any(abs(theirs.scale * n - 1) < _COMMUTES for n in (1, number))
         return {
-            "members": [*self._upstream_of(members), *members],
+            "members": [*upstream, *members],
             "terms": [name.removesuffix(":0") for name in same] if is_repeated and way != theirs else [],
             "scale": float(number) if is_too_large else 1.0 if is_of_program else theirs.scale,
             "mixing": len(mixing.found),
@@ -666,8 +672,36 @@ class _Experiments:
         names = {member["name"] for member in members}
         behind = set[str]().union(*(whole.before(f"{one['name']}:0") for one in members if one["kind"] == "other"))
         more = [name for name in mixing.found if node_of(name) in behind]
-        described = [self._member(name, is_value=True) for name in more]
+        described = [{**self._member(name, is_value=True), "belongs": False} for name in more]
         return [member for member in described if member["name"] not in names and member["kind"] != "constant"]
+
+    def _belongs(self, name: str, kind: str, others: Sequence[str]) -> bool:
+        """Return whether a tensor is made of another one of them, or scales what is made of others and of no row besides.
+
+        A count has a meaning of its own, of whatever it is made.
+        """
+        whole = self._shares.whole
+        if kind != "count" and whole.before(name) & {*map(node_of, others)}:
+            return True
+        rows = set(whole.rows.values())
+        of_others, of_rows = whole.after({*others}), whole.after(rows, {*others, *self._sizes})
+        behind, waiting = {node_of(name)}, [name]
+        while waiting:
+            tensor = waiting.pop()
+            for node in (node for node in whole.order if tensor in whole.inputs(node) and whole.nodes[node].op not in SIZES):
+                beside = [i for i in whole.inputs(node) if i != tensor and node_of(i) not in behind]
+                if any((i in others or node_of(i) in of_others) and (i in others or node_of(i) not in of_rows) for i in beside):
+                    return True
+                if not any(i in rows or node_of(i) in of_rows for i in beside) and node not in behind:
+                    behind.add(node)
+                    waiting += [output for output in self._shares.mixing.values if node_of(output) == node]
+        return False
+
+    @property
+    def _sizes(self) -> set[str]:
+        """Return what has shapes."""
+        whole = self._shares.whole
+        return {f"{name}:0" for name in whole.order if whole.nodes[name].op in SIZES}
 
     def _only_scales(self, name: str) -> bool:
         """Return whether a number of all rows scales what is of each row, and is not added to it or multiplied with it.
@@ -675,8 +709,7 @@ class _Experiments:
         It is followed as long as it is combined with numbers alone.
         """
         whole = self._shares.whole
-        sizes = {f"{name}:0" for name in whole.order if whole.nodes[name].op in SIZES}
-        of_rows = whole.after(set(whole.rows.values()), sizes)
+        of_rows = whole.after(set(whole.rows.values()), self._sizes)
         behind, waiting = {node_of(name)}, [name]
         while waiting:
             tensor = waiting.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -20,6 +20,7 @@ class Member:
         value_alone: Whether no gradient need pass through it.
         of_data: Whether it depends on no variable.
         scales: Whether it multiplies or divides what examples have, and is not added to it.
+        belongs: Whether it is made of another member, or scales what is made of others alone: it needs no cause of its own.
         is_assigned: Whether the loss depends on it only by a variable that the step assigns and then reads.
     """
 
@@ -30,6 +31,7 @@ class Member:
     of_data: bool
     scales: bool
     is_assigned: bool = False
+    belongs: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Joins:
             are_divisors = [one.kind in ("number", "count") for one in pair]
             if sum(are_divisors) == 1:  # of one mean
                 own = pair[are_divisors.index(False)]
-                member = Member(name, "Mean", "mean", own.value_alone, own.of_data, own.scales, own.is_assigned)
+                member = replace(own, name=name, operation="Mean", kind="mean")
             members[name] = member
         return cls(optimizer, step, tuple(members.values()), tuple(found["terms"]), found["scale"])
 
@@ -79,22 +81,20 @@ class Joins:
     @property
     def numbers(self) -> Sequence[Member]:
         """Return the numbers of examples by which a part of the loss is divided."""
-        return [one for one in self.members if one.kind == "number" and not one.is_assigned]
+        return [one for one in self.members if one.kind == "number" and not (one.is_assigned or one.belongs)]
 
     @property
     def normalizers(self) -> Sequence[Member]:
-        """Return what examples make, without the model, and other examples are divided by: counts, sums of weights.
-
-        A deviation from a mean that is taken off belongs to the mean.
-        """
-        of_data = [one for one in self._mixing if one.of_data]
-        is_taken_off = not all(one.scales for one in of_data)
-        return [one for one in of_data if one.scales and not (is_taken_off and one.kind in ("mean", "other"))]
+        """Return what examples make, without the model, and other examples are divided by: counts, sums of weights."""
+        return [one for one in self._mixing if one.of_data and one.scales and not one.belongs]
 
     @property
     def meetings(self) -> Sequence[Member]:
         """Return everything else by which the loss of one example depends on others: first what depends on the model."""
-        return sorted((one for one in self._mixing if one not in self.normalizers), key=lambda one: one.of_data)
+        others = [one for one in self._mixing if not (one.of_data and one.scales)]
+        return sorted(
+            others + [one for one in self._mixing if others and one.belongs and one not in others], key=lambda one: one.of_data
+        )
 
     @property
     def constants(self) -> Sequence[Member]:
