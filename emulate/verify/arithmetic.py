@@ -197,7 +197,7 @@ def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
     """Return the steps with gradients beyond the noise floor, at weights that equaled the reference's."""
     last = comparison.weights_apart
     points = [p.measure for p in comparison.exceeding if p.measure.key.kind == "gradient" and not p.measure.non_finite]
-    return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda place: place[1])
+    return _in_order({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last})
 
 
 def _clipped_alike(comparison: Comparison) -> list[tuple[str, int]]:
@@ -206,7 +206,11 @@ def _clipped_alike(comparison: Comparison) -> list[tuple[str, int]]:
     clean = {(p.measure.key.optimizer, p.step) for p in comparison.points if p.measure.key.kind == "gradient"}
     last = comparison.weights_apart
     steps = apart & clean - {*dirty_steps(comparison)}
-    return sorted((place for place in steps if last is None or place[1] <= last), key=lambda place: place[1])
+    return _in_order(place for place in steps if last is None or place[1] <= last)
+
+
+def _in_order(places: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return sorted(places, key=lambda place: (place[1], place[0]))
 
 
 def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emulate.trace import Array, Facts, StoredArray, Trace
+from emulate.trace import Array, Facts, Step, StoredArray, Trace
 from emulate.verify.gradients import Floats, StepOfAll, aligned, eps_of, gradients_of, names_of, weight_of, weights_before
 
 _ENOUGH = 8
@@ -148,10 +148,12 @@ def _measured(pair: _Pair, optimizer: str) -> str:
         return "mean"
     if not ours or not theirs or len(ours[0]) < 2 or said == "sum":
         return "sum"
-    if _are_the_same(ours[0]):
+    steps = range(min(len(ours), len(theirs)))
+    first = next((k for k in steps if any(_any(local) for local in ours[k].values())), 0)
+    if _has_summed(ours[first]):
         return "mean"
-    added, whole = _gradients(pair, optimizer)
-    moved, expected = _updates(pair, optimizer)
+    added, whole = _gradients(pair, optimizer, first)
+    moved, expected = _updates(pair, optimizer, first)
     if not np.dot(whole, whole) or not np.dot(added, whole):
         return "sum"
     factor = float(np.dot(added, whole) / np.dot(whole, whole))
@@ -169,8 +171,14 @@ def stated_aggregation(trace: Trace, optimizer: str) -> str:
     return next((str(entry["aggregation"]) for entry in facts if entry.get("aggregation")), "sum")
 
 
-def _are_the_same(step: StepOfAll) -> bool:
-    """Return whether the program has summed before: the gradients of all replicas are equal bit by bit."""
+def _any(local: Step) -> bool:
+    return any(np.any(array.read()) for array in local.gradients.values())
+
+
+def _has_summed(step: StepOfAll) -> bool:
+    """Return whether the program has summed before: all replicas have the same gradient bit by bit, but not the same rows."""
+    if len({local.rows for local in step.values()}) == 1 and step[min(step)].rows is not None:
+        return False
     first, *others = (step[replica].gradients for replica in sorted(step))
     return all(
         other.keys() == first.keys() and all(np.array_equal(other[name].read(), first[name].read()) for name in first)
@@ -178,9 +186,9 @@ def _are_the_same(step: StepOfAll) -> bool:
     )
 
 
-def _gradients(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
-    """Return the sum of the first local gradients and the reference's first gradients, all tensors together."""
-    ours, theirs = pair.topology.steps(optimizer)[0], pair.reference.steps(optimizer)[0]
+def _gradients(pair: _Pair, optimizer: str, step: int) -> tuple[Floats, Floats]:
+    """Return the sum of a step's local gradients and the reference's, all tensors together."""
+    ours, theirs = pair.topology.steps(optimizer)[step], pair.reference.steps(optimizer)[step]
     added, whole = [np.zeros(0)], [np.zeros(0)]
     for tensor in names_of(theirs):
         mine, other = gradients_of(ours, tensor), gradients_of(theirs, tensor)
@@ -191,16 +199,16 @@ def _gradients(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
     return np.concatenate(added), np.concatenate(whole)
 
 
-def _updates(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
-    """Return how the first step moved the weights, in the topology and in the reference."""
-    ours, theirs = pair.topology.steps(optimizer)[0], pair.reference.steps(optimizer)[0]
+def _updates(pair: _Pair, optimizer: str, step: int) -> tuple[Floats, Floats]:
+    """Return how a step moved the weights, in the topology and in the reference."""
+    ours, theirs = pair.topology.steps(optimizer)[step], pair.reference.steps(optimizer)[step]
     moved, expected = [np.zeros(0)], [np.zeros(0)]
     for tensor in names_of(theirs):
         stored = [
             weight_of(ours, tensor),
-            weights_before(pair.topology, optimizer, 0, tensor),
+            weights_before(pair.topology, optimizer, step, tensor),
             weight_of(theirs, tensor),
-            weights_before(pair.reference, optimizer, 0, tensor),
+            weights_before(pair.reference, optimizer, step, tensor),
         ]
         if None not in stored:
             a, b, c, d = aligned([array for array in stored if array is not None])

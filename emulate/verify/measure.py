@@ -31,7 +31,7 @@ class Measure:
         spread: Largest absolute difference of the noise runs from the reference; NaN without one that has it.
         confirmed: The same of the extra noise runs with larger perturbation.
         scale: Largest absolute element of the reference and of the local gradients.
-        non_finite: The topology has a NaN or an infinity where the reference has a number.
+        non_finite: One has a NaN or an infinity where the other one has a number, and no noise run says that this is chance.
         both_non_finite: Both have one in the same place.
         compares: Both have a number somewhere in the same place.
         is_of_chance: It says nothing: the noise runs, which have the rows of a batch in another order, are about as far away as
@@ -78,7 +78,9 @@ def measure(
     """Compare one tensor; all arrays have the same elements."""
     finite = np.isfinite(ours) & np.isfinite(theirs)
     distance = np.where(finite, np.abs(np.where(finite, ours, 0.0) - np.where(finite, theirs, 0.0)), 0.0)
-    lost = ~np.isfinite(ours) & np.isfinite(theirs)
+    lost = np.isfinite(ours) != np.isfinite(theirs)
+    for array in (*noise, *confirmation):  # what overflows by chance
+        lost &= np.isfinite(array) == np.isfinite(theirs) if array.shape == theirs.shape else True
     at = int(np.argmax(lost)) if lost.any() else (int(np.argmax(distance)) if distance.size else -1)
     size = norm(np.where(np.isfinite(theirs), theirs, 0.0))
     return Measure(

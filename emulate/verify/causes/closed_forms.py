@@ -6,7 +6,7 @@ is taken last, and only where each replica has a function of its own loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
@@ -18,13 +18,18 @@ from emulate.verify.lines import operations
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
-    fits = [fit for fit in case.explain_gradients().scaled if fit.replicated == replicated]
+    """Return the steps that one factor explains, of each optimizer that has one: each divides its own loss."""
+    found = [fit for fit in case.explain_gradients().scaled if fit.replicated == replicated]
+    by_optimizer = [[fit for fit in found if fit.optimizer == name] for name in case.base.runs.optimizers]
+    return [fit for fits in by_optimizer if _have_one_factor(case, fits) for fit in fits]
+
+
+def _have_one_factor(case: Case, fits: Sequence[Fit]) -> bool:
     if not fits or any(abs(fit.scale / fits[0].scale - 1) > _near(case) for fit in fits):
-        return []
+        return False
     # A factor without a meaning that a few numbers of one step have may be anything, and one of nearly 1 is no divisor's.
     is_seen = fits[0].elements >= _MANY and abs(fits[0].scale - 1) > ROUND
-    is_sure = len(fits) > 1 or is_seen or factor_in_words(case, fits[0].scale)[1]
-    return fits if is_sure else []
+    return len(fits) > 1 or is_seen or factor_in_words(case, fits[0].scale)[1]
 
 
 def _near(case: Case) -> float:
@@ -47,6 +52,7 @@ def of_a_factor(case: Case) -> Sign | None:
     fits = _fits(case, replicated=False)
     if not fits or case.has("accumulation"):
         return None
+    scales = {fit.optimizer: fit.scale for fit in reversed(fits)}  # the first of each
     scale = fits[0].scale
     mixed = any(fit.decay or fit.shares for fit in fits)
     off = {p.step: p.measure.error for p in case.base.objectives if p.measure.key.optimizer in {fit.optimizer for fit in fits}}
@@ -55,12 +61,11 @@ def of_a_factor(case: Case) -> Sign | None:
         """Return whether a report is off by the factor, or as a sum of losses by as much as the one that has it."""
         by = off.get(point.step, 0.0)
         is_off_by_it = by > 0 and abs(point.measure.error / by - 1) < 10 * ROUND
-        return mixed or abs(point.factor / scale - 1) < 10 * ROUND or is_off_by_it
+        return mixed or is_off_by_it or any(abs(point.factor / one - 1) < 10 * ROUND for one in scales.values())
 
     case.explain_fits(fits, follows)
-    words, _ = factor_in_words(case, scale)
     evidence = (
-        f"sum of the replicas' gradients / gradient of one device = {as_factor(scale)} for all variables in "
+        f"sum of the replicas' gradients / gradient of one device = {_in_turn(scales, as_factor)} for all variables in "
         f"{steps_in_words(fits)}; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
         "the noise floor"
     )
@@ -70,7 +75,8 @@ def of_a_factor(case: Case) -> Sign | None:
         evidence += f" (a regularization term of {names} is not scaled with the loss, which is right)"
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
-    whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
+    words = _in_turn(scales, lambda one: factor_in_words(case, one)[0])
+    whose = f" of {names_in_words(sorted(scales))}" if len(scales) < len(case.base.runs.optimizers) else ""
     alike = _is_added_up(case, fits)
     evidence += ". Every replica takes its gradient from the same number, the loss of one device" if alike else ""
     return Sign(
@@ -79,6 +85,16 @@ def of_a_factor(case: Case) -> Sign | None:
         _OF_A_SUM if alike else fix_of_factor(case, scale),
         blame=[operations("sum", "averages")] if scale < 1 else (),
     )
+
+
+def _in_turn(scales: Mapping[str, float], told: Callable[[float], str]) -> str:
+    """Return what is told of the one factor, or of each optimizer's."""
+    by_words: dict[str, list[str]] = {}
+    for optimizer, scale in sorted(scales.items()):
+        by_words.setdefault(told(scale), []).append(optimizer)
+    if len(by_words) == 1:
+        return next(iter(by_words))
+    return "; ".join(f"{words} ({' and '.join(optimizers)})" for words, optimizers in by_words.items())
 
 
 def _is_added_up(case: Case, fits: Sequence[Fit]) -> bool:

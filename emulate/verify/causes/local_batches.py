@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,9 +134,16 @@ class _Lost:
     rows: list[int] | None
 
     @property
+    def is_here(self) -> bool:
+        """Return whether the topology has lost it, and not one device."""
+        value = self.point.measure.value
+        return value is not None and not math.isfinite(value)
+
+    @property
     def what(self) -> str:
         m = self.point.measure
-        return f"{m.key.kind} {m.key.tensor} becomes {m.value} in step {self.point.step}; on one device it stays finite."
+        value, on, other = (m.value, "", "on one device") if self.is_here else (m.reference_value, " on one device", "here")
+        return f"{m.key.kind} {m.key.tensor} becomes {value}{on} in step {self.point.step}; {other} it stays finite."
 
     @property
     def evidence(self) -> str:
