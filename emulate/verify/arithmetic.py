@@ -22,7 +22,7 @@ import numpy as np
 
 from emulate.trace import StoredArray
 from emulate.verify.compare import SELDOM, SMALL, Comparison
-from emulate.verify.compared_runs import complete
+from emulate.verify.compared_runs import complete, have_equal_rows
 from emulate.verify.gradients import Floats, GradientView, StepOfAll, aligned, largest, norm, total
 from emulate.verify.noise import FACTOR
 
@@ -243,8 +243,7 @@ def _blank(comparison: Comparison, optimizer: str, step: int, views: Sequence[Gr
     # Gradients of pure rounding (the bias of an attention's keys) are off by any ratio.
     beyond_noise = [view for view in views if _ratio(view.residual, view, 1.0) > FACTOR] or views
     before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in beyond_noise)
-    rows = {tuple(sorted(local.rows or ())) for local in of_all.values()}  # equal ones give equal gradients, summed or not
-    is_summed = len(rows) > 1 or all(local.taped for local in of_all.values())
+    is_summed = not have_equal_rows(of_all) or all(local.taped for local in of_all.values())
     replicated = is_summed and all(are_equal(view.locals) for view in views)
     return Fit(optimizer, step, before=before, replicated=replicated), _row_shares(of_all)
 

@@ -171,13 +171,19 @@ def stated_aggregation(trace: Trace, optimizer: str) -> str:
     return next((str(entry["aggregation"]) for entry in facts if entry.get("aggregation")), "sum")
 
 
+def have_equal_rows(step: StepOfAll) -> bool:
+    """Return whether all replicas are known to have the same rows: then their gradients are equal, summed or not."""
+    rows = [local.rows for local in step.values()]
+    return None not in rows and len({tuple(sorted(own or ())) for own in rows}) == 1
+
+
 def _any(local: Step) -> bool:
     return any(np.any(array.read()) for array in local.gradients.values())
 
 
 def _has_summed(step: StepOfAll) -> bool:
     """Return whether the program has summed before: all replicas have the same gradient bit by bit, but not the same rows."""
-    if len({local.rows for local in step.values()}) == 1 and step[min(step)].rows is not None:
+    if have_equal_rows(step):
         return False
     first, *others = (step[replica].gradients for replica in sorted(step))
     return all(

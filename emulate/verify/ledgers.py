@@ -102,21 +102,25 @@ def _of_names(
 
 
 def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger | None:
-    """Return the ledger by the inputs that equal the reference's in every step: the model may compute others."""
-    places = [local.row_inputs for step in (reference[0], topology[0]) for local in step.values()]
-    if len(places[0]) < 2 or any(inputs != places[0] for inputs in places):
+    """Return the ledger by the inputs that equal the reference's in every step: the model may compute others.
+
+    What is as long as a batch in one run alone (a weight for each class, keys of the whole batch) has no examples.
+    """
+    every = [local.row_inputs for step in (reference[0], topology[0]) for local in step.values()]
+    places = [place for place in every[0] if all(place in inputs for inputs in every)]
+    if max(map(len, every)) < 2:
         return None
 
     def by(chosen: tuple[int, ...]) -> Ledger:
         return _of_names(name, reference, topology, ended, lambda step: _names(step, chosen), chosen)
 
-    data = tuple(place for place in places[0] if by((place,)).is_same)
+    data = tuple(place for place in places if by((place,)).is_same)
     ledger = by(data) if data else None
     if ledger is None or not ledger.is_same or len(ledger.reference) < len(reference) or len(ledger.topology) < len(topology):
         return None
     if any(len(set(rows)) < _DISTINCT * len(rows) for rows in ledger.reference):  # labels, say
         return None
-    others = [place for place in places[0] if place not in data]
+    others = [place for place in places if place not in data]
     return ledger if all(_is_close(reference[0], topology[0], data, place) for place in others) else None
 
 

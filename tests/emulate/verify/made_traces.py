@@ -62,6 +62,7 @@ class Made:
         tape: bool = False,
         runs: int = 1,
         inputs: Sequence[Any] = (),
+        row_inputs: Sequence[int] | None = None,
         sparse: bool = False,
     ) -> None:
         writer = self.writer(host)
@@ -77,7 +78,7 @@ class Made:
             "replica": replica,
             "rows": None if rows is None else list(rows),
             "inputs": [writer.array(np.asarray(value)) for value in inputs],
-            "row_inputs": list(range(len(inputs))),
+            "row_inputs": list(range(len(inputs)) if row_inputs is None else row_inputs),
             "gradients": stored,
             "weights": self.variables(host, weights, frozen, keep),
             "objective": objective,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -204,6 +205,27 @@ def test_rows_with_other_contents_are_other_rows_though_a_part_of_them_agrees(fo
     assert ledgers(computed(folder, 1), computed(folder, 2, off=0.1))["sgd"].first_apart == 0
     labels = computed(folder, 1, labels=True)
     assert ledgers(labels, computed(folder, 2, off=1e-6, labels=True))["sgd"].first_apart == 0
+
+
+@pytest.mark.parametrize("classes", [8, 4, 3])
+def test_an_input_that_is_as_long_as_a_batch_in_one_run_alone_has_no_rows(folder: Folder, classes: int) -> None:
+    """A weight for each class, with as many classes as a batch or a share of it has examples, or with others."""
+
+    def trace(replicas: int) -> Trace:
+        made, each = folder.made(f"1x{replicas}"), 8 // replicas
+        for k in range(2):
+            data, weights = np.arange(16, dtype="f4").reshape(8, 2) + 100 * k, np.linspace(1, 2, classes, dtype="f4")
+            for r in range(replicas):
+                inputs = [data[each * r : each * (r + 1)], weights]
+                places = [place for place, array in enumerate(inputs) if len(array) == each]
+                rows = row_names([{"dense": inputs[place]} for place in places])
+                one = {"w": np.ones(2, "f4")}
+                made.step(k, one, one, replica=r, rows=rows, inputs=inputs, row_inputs=places)
+        return made.trace()
+
+    found = ledgers(trace(1), trace(2))["sgd"]
+    assert found.is_same
+    assert found.by == ((0,) if classes in (8, 4) else ())
 
 
 def test_steps_that_have_the_rows_of_one_step_together_are_that_many_times_as_small() -> None:
