@@ -395,7 +395,7 @@ class Shares:
             node, inputs = self.whole.nodes[node_of(name)], self._numbers_of(name)
             if node.name not in own or name in stops:
                 same[name] = None
-            elif node.op in _SUMS:
+            elif node.op in _SUMS or self._packed(name):
                 waiting += inputs
             elif node.op in _PRODUCTS:  # linear in one of them
                 depend = [i for i in inputs if node_of(i) in own and i not in stops]
@@ -411,7 +411,15 @@ class Shares:
         return list(numbers)
 
     def _numbers_of(self, name: str) -> list[str]:
-        return [i for i in self.whole.inputs(node_of(name)) if not np.ndim(self.mixing.values.get(i, [0]))]
+        inputs = self._packed(name) or self.whole.inputs(node_of(name))
+        return [i for i in inputs if not np.ndim(self.mixing.values.get(i, [0]))]
+
+    def _packed(self, name: str) -> list[str]:
+        """Return the numbers that are summed as a list; nothing where a tensor is another sum, or none."""
+        if self.whole.nodes[node_of(name)].op != "Sum":
+            return []
+        source = node_of(self.whole.inputs(node_of(name))[0])
+        return self.whole.inputs(source) if source in self.whole.nodes and self.whole.nodes[source].op == "Pack" else []
 
 
 class _Noise:

@@ -449,7 +449,7 @@ def _missing(case: Case, allow: Collection[str]) -> list[Told]:
             missing.append(told("no-step-with-faults")(no_step))
     if case.outcome.cut:
         missing.append(_CUT)
-    missing += [*_open_scale(case), *(why for code, why in case.undecided.items() if code not in allow)]
+    missing += [*_incomparable(case), *_open_scale(case), *(why for code, why in case.undecided.items() if code not in allow)]
     return missing if case.ledger else [*missing, _UNSEEN_ROWS]
 
 
@@ -457,6 +457,26 @@ def _shows_a_loss(trace: Trace) -> bool:
     """Return whether a run shows what its program minimizes: not where gradients are taken inside of a loop of the graph."""
     steps = (step for name in trace.optimizers for step in complete(trace, name))
     return any(report.kind == "loss" for report in trace.reports) or any(objective(step) is not None for step in steps)
+
+
+def _incomparable(case: Case) -> list[Told]:
+    """Note gradients of which no number can be compared: of other shapes than on one device, or complex ones."""
+    texts = []
+    for ours, theirs in (pair for name in case.base.runs.optimizers for pair in case.base.runs.pairs(name)[:1]):
+        for tensor in names_of(theirs):
+            here, there = (
+                [one.gradients[tensor] for one in step.values() if tensor in one.gradients] for step in (ours, theirs)
+            )
+            shapes = [{array.shape for array in side if array.rows is None} for side in (here, there)]
+            if all(shapes) and shapes[0] != shapes[1]:
+                texts.append(_OTHER_SHAPE.format(tensor, *(" and ".join(map(str, sorted(of_side))) for of_side in shapes)))
+            elif any(np.dtype(array.dtype).kind == "c" for array in here):
+                texts.append(_COMPLEX.format(tensor))
+    return texts
+
+
+_OTHER_SHAPE = told("other-shape")("gradient of {}: its shape is {}, {} on one device")
+_COMPLEX = told("complex-numbers")("gradient of {}: gpudist does not compare complex numbers")
 
 
 def _open_scale(case: Case) -> list[Told]:

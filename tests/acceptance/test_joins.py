@@ -136,3 +136,14 @@ def test_the_fix_for_what_must_see_the_whole_batch_mends_the_program(name: str, 
     loss, fix, *_ = CASES[name]
     verdict = _verdict(tmp_path / "train.py", loss.format(**fix), preload)
     assert verdict.runs[0].verdict == "equivalent", render(verdict)
+
+
+def test_a_term_in_a_list_of_terms_that_counts_once_for_each_replica_is_named(preload: Preload, tmp_path: Path) -> None:
+    loss = """
+        penalty = 0.01 * tf.reduce_sum(model.trainable_variables[0] ** 4)
+        loss = tf.reduce_sum([tf.reduce_sum(losses) / 16, penalty])
+"""
+    verdict = _verdict(tmp_path / "train.py", loss, preload)
+    (cause,) = verdict.runs[0].causes
+    assert cause.code == "regularization-per-replica", render(verdict)
+    assert cause.locations[0].text.startswith("penalty = "), render(verdict)

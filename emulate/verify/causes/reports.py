@@ -52,7 +52,7 @@ def _search_loss(case: Case) -> Sign | None:
         return Sign(f"The loss {name} {progress[0]}", evidence, progress[1], advice=True)
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
     evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
-    case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
+    case.explain(lambda point: point.measure.key.kind == "loss")
     blame = [updates_of(name.rpartition("/")[2])] if name.startswith(("batch/", "epoch")) else ()
     is_of_step = wrong[0].step == wrong[0].measure.step  # an epoch or an evaluation has that of many examples
     right = "the loss that is minimized" if is_of_step else "the loss of one device on the same examples"
@@ -231,6 +231,14 @@ def _search_number(case: Case) -> Sign | None:
     if not wrong:
         return None
     m = wrong[0].measure
+    if all(_is_a_count(case, point) for point in wrong):
+        case.explain_aside(lambda point: point.measure.key == m.key)
+        return Sign(
+            f"The reported number ({m.key.tensor}) counts replicas, or the examples of a replica.",
+            f"{m.key.tensor} is {m.in_print[0]} in {_place(wrong[0])}, {m.in_print[1]} on one device",
+            _OF_NUMBERS,
+            advice=True,
+        )
     reports = _reports(case, wrong)
     host = _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.tensor in others)
@@ -246,6 +254,14 @@ def _search_number(case: Case) -> Sign | None:
         + host,
         _OF_NUMBERS,
     )
+
+
+def _is_a_count(case: Case, point: Point) -> bool:
+    """Return whether a number is that of replicas, or of the examples of one of them, where one device has its own."""
+    ours, theirs = point.measure.value, point.measure.reference_value
+    steps = [step for name in case.topology.optimizers for step in complete(case.topology, name)[point.step : point.step + 1]]
+    rows = [len(local.rows) for step in steps for local in step.values() if local.rows is not None]
+    return (ours, theirs) == (case.num_replicas, 1.0) or (bool(rows) and ours in rows and theirs == sum(rows))
 
 
 def _set_by_the_host(case: Case, wrong: Point) -> str:
