@@ -63,6 +63,8 @@ _FEW_SETS = 6
 """Sets of numbers of examples that are tried first: all of two such numbers, and each one and some pairs of more."""
 _COMMUTES = 1e-4
 """Largest relative difference of an operation's results for parts: far above rounding, far below one share's part of a sum."""
+_MASKS = 1e6
+"""Numbers from here on stand for what is masked where all shares have the same ones."""
 _PRODUCTS = {"Mul": (0, 1), "RealDiv": (0,), "DivNoNan": (0,)}
 _SUMS = ("AddV2", "Add", "AddN", "Sub", "Neg", "Identity", "Cast", "Squeeze")
 """Operations that a loss may be a linear function of: products in one of these inputs, sums in all."""
@@ -245,8 +247,13 @@ def _is_equal(value: Any, other: Any) -> bool:
     value, other = np.asarray(value), np.asarray(other)
     if not is_float(value):
         return bool(np.array_equal(value, other))
-    value, other = value.astype(float), other.astype(float)
-    return bool(np.nanmax(np.abs(value - other), initial=0.0) <= _COMMUTES * np.nanmax(np.abs(other), initial=0.0))
+    apart = ~((value == other) | (np.isnan(value) & np.isnan(other)))
+    if not (np.all(np.isfinite(value[apart])) and np.all(np.isfinite(other[apart]))):
+        return False
+    distance = np.max(np.abs(value[apart].astype(float) - other[apart].astype(float)), initial=0.0)
+    # What is the same to the bit gives no scale where it is huge: an infinity, or -1e9 for what is masked.
+    sizes = np.abs(other.astype(float))
+    return bool(distance <= _COMMUTES * np.max(sizes[apart | (sizes < _MASKS)], initial=0.0))
 
 
 class Shares:
