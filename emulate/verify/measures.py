@@ -159,8 +159,8 @@ def _gradients(
         stored = [gradients_of(step, tensor) for step in beside]
         arrays = aligned([*mine.values(), *reference.values(), *(a for gradients in stored for a in gradients.values())])
         local, arrays = arrays[: len(mine)], arrays[len(mine) :]
-        other, arrays = total(arrays[: len(reference)], "sum"), arrays[len(reference) :]
-        noise = _totals(arrays, [len(gradients) for gradients in stored], other)
+        other, arrays = total(arrays[: len(reference)], how), arrays[len(reference) :]
+        noise = _totals(arrays, [len(gradients) for gradients in stored], other, how)
         yield measure(
             Key("gradient", optimizer, tensor),
             k,
@@ -173,11 +173,11 @@ def _gradients(
         )
 
 
-def _totals(arrays: list[Floats], counts: list[int], missing: Floats) -> list[Floats]:
+def _totals(arrays: list[Floats], counts: list[int], missing: Floats, how: str) -> list[Floats]:
     """Return one gradient for each noise run; the reference's own if a run does not have it."""
     totals = []
     for count in counts:
-        totals.append(total(arrays[:count], "sum") if count else missing)
+        totals.append(total(arrays[:count], how) if count else missing)
         arrays = arrays[count:]
     return totals
 
