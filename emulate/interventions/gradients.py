@@ -106,7 +106,8 @@ class LocalGradients:
             return value
 
         leaving = outlet()
-        return given() if leaving is None else leaving.given(given, tf.TensorSpec(shape, dtype))
+        spec = tf.TensorSpec(shape, dtype)
+        return given() if leaving is None else graph_functions.value_at_call(leaving.graph, given, spec)
 
     def _next(self, optimizer: str, tensor: str, replica: int = 0) -> list[Step]:
         with self._lock:

@@ -22,11 +22,14 @@ class Outlet:
 
     Args:
         graph: The graph of the function.
+
+    Attributes:
+        tensors: What leaves it so far, by the number of what records it.
     """
 
     def __init__(self, graph: Any) -> None:
-        self._graph = graph
-        self.tensors: dict[str, list[Any]] = {}
+        self.graph, self.tensors = graph, dict[str, list[Any]]()
+        setattr(graph, _ATTRIBUTE, self)
 
     def add(self, release: Callable[[list[Any]], Any], tensors: list[Any]) -> None:
         """Have `release` called after each call of the function with the values of these tensors.
@@ -38,16 +41,12 @@ class Outlet:
         Raises:
             RuntimeError: Where they are in a condition, a loop or another function of it, which they cannot leave.
         """
-        if tf.compat.v1.get_default_graph() is not self._graph:
+        if tf.compat.v1.get_default_graph() is not self.graph:
             raise RuntimeError(
                 "gpudist cannot record a step in a condition, a loop or a function inside of a function under XLA"
             )
         self.tensors[f"{len(_releases):06d}"] = [tf.identity(tensor) for tensor in tensors]
         _releases.append(release)
-
-    def given(self, read: Callable[[], Any], spec: Any) -> Any:
-        """Return a tensor of the graph that holds what `read` returns before each call of the function."""
-        return graph_functions.value_at_call(self._graph, read, spec)
 
 
 def outlet() -> Outlet | None:
@@ -63,11 +62,9 @@ def collecting(function: Callable[..., Any], *, autograph: bool) -> Callable[...
     @functools.wraps(function, updated=())  # not its mark of autograph, by which TensorFlow would call it directly
     def collect(*args: Any, **kwargs: Any) -> Any:
         inner = graph_functions.convert(function, enabled=autograph)
-        graph = tf.compat.v1.get_default_graph()
         if outlet() is not None:  # a strategy has put it into another function that XLA compiles
             return inner(*args, **kwargs)
-        own = Outlet(graph)
-        setattr(graph, _ATTRIBUTE, own)
+        own = Outlet(tf.compat.v1.get_default_graph())
         return inner(*args, **kwargs), own.tensors
 
     return collect

@@ -23,6 +23,7 @@ from emulate.recorder import Follow
 from emulate.told import Told, told
 from emulate.topology import Topology
 from emulate.trace import Facts, Trace
+from emulate.verify.compare import compare
 from emulate.verify.compared_runs import Rounding, stated_aggregation
 from emulate.verify.ends import unjudged, unseen_code
 from emulate.verify.judge import NEEDED
@@ -68,8 +69,8 @@ class Arms(Recorded):
         if following.follow is not None:
             running, _ = self._run(following, arm=self._arm), self._run(following, Noise(1, permutes=False))
             second = running.result()
-            steps = second.trace.num_steps if second.trace is not None else 0
-            reference = replace(reference, status=second.status, steps=steps, failure=second.failure)
+            made = 0 if second.trace is None else second.trace.num_steps
+            reference = replace(reference, status=second.status, steps=made, failure=second.failure)
         run = replace(
             unjudged(first, second),
             verdict={"ok": "unverified", "hung": "hung"}.get(second.status, "failed"),
@@ -113,7 +114,10 @@ class Arms(Recorded):
         """Return the verdict. The comparison has the first arm as its reference, since the noise is that arm's."""
         first, second = pair.reference, pair.topology
         comparison = self.compare(pair, kinks=True)
-        found = _turned(comparison.first)
+        lost = (
+            point.difference() for point in compare(second, first).exceeding if point.measure.non_finite
+        )  # in the first alone
+        found = min((*filter(None, [_turned(comparison.first)]), *lost), key=lambda each: each.step, default=None)
         apart = [_of_arms(text) for text in comparison.not_compared]
         needed = [kind for kind in NEEDED if kind != "loss" or first.reports or second.reports]
         missing = [text for text in apart if text.code in _UNEQUAL]

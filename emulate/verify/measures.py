@@ -198,7 +198,7 @@ def _variables(
         arrays = aligned([*copies, a, b, *(array for array in stored if array is not None)])
         # Each replica may keep its part of a sum, which an optimizer adds up later.
         summed, arrays = total(arrays[: len(copies)], "sum"), arrays[len(copies) :]
-        if copies and norm(summed - arrays[1]) < norm(arrays[0] - arrays[1]):
+        if copies and norm(finite_difference(summed, arrays[1])[0]) < norm(finite_difference(*arrays[:2])[0]):
             arrays[0] = summed
         rest = iter(arrays[2:])
         noise = [arrays[1] if array is None else next(rest) for array in stored]

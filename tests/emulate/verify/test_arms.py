@@ -65,6 +65,15 @@ def test_the_second_arm_is_the_reference_of_a_difference(folder: Folder) -> None
     assert finding.summary.startswith("The arms differ from step 0 on in the gradient of dense_")
 
 
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_number_that_one_arm_alone_loses_is_a_difference_whichever_arm_it_is(folder: Folder, is_second: bool) -> None:
+    lost = replace(PROGRAM, scale=lambda rows, whole, replicas: float("nan"))
+    _, run, _ = judged(folder, *((lost, PROGRAM) if is_second else (PROGRAM, lost)))
+    assert run.first_divergence is not None
+    assert (run.verdict, run.first_divergence.step, run.first_divergence.non_finite) == ("divergent", 0, True)
+    assert np.isnan(run.first_divergence.reference_value if is_second else run.first_divergence.value)
+
+
 def test_another_optimizer_of_the_second_arm_is_a_difference_of_updates(folder: Folder) -> None:
     _, run, _ = judged(folder, replace(PROGRAM, optimizer=Adam))
     assert run.verdict == "divergent"
