@@ -181,11 +181,11 @@ def assign_initial(trace: Path, names: Names, copies: Sequence[Any], replica: in
     values = next(iter(Trace(trace).variables("initial").values()), {})
     for variable, copy in copies:
         entry = values.get(names.of(variable))
+        value = copy.read_value().numpy()
         if entry is not None and entry.array is not None and entry.array.is_complete:
             value, shard = entry.array.read(), shard_of(variable)
             value = value if shard is None else local_slice(value, shard, replica)
-            value = change(value).astype(copy.dtype.as_numpy_dtype)
-            copy.assign(value.reshape(copy.shape))  # a scalar is kept with one dimension
+        copy.assign(change(value).astype(copy.dtype.as_numpy_dtype).reshape(copy.shape))  # a scalar may have one dimension
 
 
 _OF_OTHER_CALLS = (
