@@ -11,13 +11,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from emulate.verify import Run
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "fixtures" / "gallery" / "arms"
 PAGE = ROOT / "docs" / "gallery_arms.md"
+VERDICTS = ROOT / "docs" / "gallery_verdicts.md"
 HEAD = "| report | gradients: XLA | ulp | loss | with XLA | ulp |\n|---|---:|---:|---:|---:|---:|\n"
 BATCHES = (["last_batch.py", "--even"], ["last_batch.py"], ["last_batch.py", "--own-loss"])
 
@@ -79,6 +83,27 @@ def table_of(reports: Sequence[str]) -> str:
     return table
 
 
+def verdict_line(report: str, run: Run) -> str:
+    """Return a report's line of the table of verdicts, with the largest difference of any tensor over its noise floor."""
+    assert run.worst is not None
+    farthest = f"not finite in step {run.worst.step}" if run.worst.non_finite else f"{run.worst.error / run.worst.noise:.1f}"
+    return f"| [#{report}](https://github.com/tensorflow/tensorflow/issues/{report}) | {run.verdict} | {farthest} |\n"
+
+
+def verdicts() -> str:
+    """Compare both arms of each report about XLA with gpudist, step by step, and return the table."""
+    import emulate
+    from emulate.cluster import Preload
+
+    table = "| report | verdict | largest difference / noise floor |\n|---|---|---:|\n"
+    with Preload(modules=("emulate.verify",)) as preload:
+        for report in compiled_step().REPORTS:
+            arms = {"args": [report], "against": f"{report} --xla"}
+            (run,) = emulate.verify(PROGRAMS / "compiled_step.py", "1x2", preload=preload, **arms).runs
+            table += verdict_line(report, run)
+    return table
+
+
 def use_devices(count: int) -> None:
     """Split the CPU into so many logical devices."""
     import tensorflow as tf
@@ -93,6 +118,7 @@ def main() -> None:
     parser.add_argument("report", nargs="*", default=["120993"], help="numbers of REPORTS in compiled_step.py; default: 120993")
     parser.add_argument("--dtype", help="print the figures of the reports in this dtype alone")
     parser.add_argument("--run", nargs=argparse.REMAINDER, help="a program and its arguments, to run on the logical devices")
+    parser.add_argument("--verify", action="store_true", help="compare both arms of each report with gpudist instead")
     parser.add_argument("--store", action="store_true", help="write the tables of the documentation")
     options = parser.parse_args()
     devices = int(os.environ.get("ARMS_DEVICES", "2"))
@@ -107,10 +133,10 @@ def main() -> None:
         use_devices(devices)
         print(json.dumps({report: arms_of(report, options.dtype) for report in options.report}))
         return
-    table = table_of(options.report)
+    table, page = (verdicts(), VERDICTS) if options.verify else (table_of(options.report), PAGE)
     print(table)
     if options.store:
-        PAGE.write_text(table, encoding="utf-8")
+        page.write_text(table, encoding="utf-8")
 
 
 if __name__ == "__main__":

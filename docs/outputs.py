@@ -58,6 +58,8 @@ class Output:
 
 
 KILL = {"faults": ["kill:host=1,step=8,phase=all-reduce"]}
+ARMS = "fixtures/gallery/arms"
+XLA = {"args": ["120993"], "against": "120993 --xla"}
 OUTPUTS = (
     Output("tutorial", "fixtures/tutorial/train.py", ("1x4",), shown_as="train.py"),
     Output("tutorial_fixed", "fixtures/tutorial/train_fixed.py", ("1x4",), "equivalent", "train.py"),
@@ -65,6 +67,7 @@ OUTPUTS = (
     Output("recovery", "fixtures/recoveries/loses_the_optimizer.py", ("2x1",), options=KILL),
     Output("collaborative_filtering", "fixtures/gallery/collaborative_filtering.py", ("1x4",)),
     Output("custom_train_step", "fixtures/gallery/custom_train_step.py", ("1x4",)),
+    Output("arms_120993", f"{ARMS}/compiled_step.py", ("1x2",), "equivalent", options=XLA),
     Output("multi_worker_shuffle", "fixtures/gallery/multi_worker_shuffle.py", ("2x2",)),
 )
 

@@ -61,6 +61,17 @@ def clone_function(function: Any, python_function: Callable[..., Any]) -> Any:
     return clone
 
 
+def wrap_traced(function: Any, wrapper: Callable[..., Callable[..., Any]]) -> None:
+    """Have a `tf.function` that was not called yet trace what `wrapper` makes of its Python function."""
+    function._python_function = wrapper(function._python_function, autograph=function._autograph)
+    function._gpudist_wrapped = True
+
+
+def value_at_call(graph: Any, read: Callable[[], Any], spec: Any) -> Any:
+    """Return a tensor of a function's graph that has at each call of the function the value that `read` returns then."""
+    return graph.capture_call_time_value(read, spec)
+
+
 def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Callable[..., Any]:
     """Apply AutoGraph as `Strategy.run` does: as in the calling context, or enabled, or not at all."""
     api = load("tensorflow.python.autograph.impl.api")
@@ -104,8 +115,13 @@ def mark_virtual(graph: Any, number: Any, count: int) -> None:
 
 def virtual_replicas() -> tuple[Any, int] | None:
     """Return, where the graph under construction serves several replicas, the tensor with the number and their count."""
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None and not hasattr(graph, _REPLICAS):
-        graph = getattr(graph, "outer_graph", None)
-    replicas: tuple[Any, int] | None = getattr(graph, _REPLICAS, None)
+    replicas: tuple[Any, int] | None = found_on_graphs(_REPLICAS)
     return replicas
+
+
+def found_on_graphs(attribute: str) -> Any:
+    """Return an attribute of the graph under construction, or of the nearest one around it; None where none has it."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None and not hasattr(graph, attribute):
+        graph = getattr(graph, "outer_graph", None)
+    return getattr(graph, attribute, None)

@@ -34,7 +34,7 @@ def install(recorder: Recorder) -> None:
     plan = recorder.plan
     interventions = Interventions(plan, recorder.names)
     if plan.initial is not None:
-        recorder.initial.replace = functools.partial(_begin_with, recorder, plan.initial)
+        recorder.initial.replace = functools.partial(_begin_with, recorder, interventions, plan.initial)
     if plan.is_untouched:
         point.listen(recorder.point_failed)
     point.when_imported("tensorflow", lambda: _install_tensorflow(recorder, interventions))
@@ -45,9 +45,11 @@ def install(recorder: Recorder) -> None:
         point.when_imported(name, functools.partial(_install_keras, recorder, interventions, package))
 
 
-def _begin_with(recorder: Recorder, initial: Path, copies: list[tuple[Any, Any]], replica: int) -> None:
+def _begin_with(
+    recorder: Recorder, interventions: Interventions, initial: Path, copies: list[tuple[Any, Any]], replica: int
+) -> None:
     with unseen():
-        assign_initial(initial, recorder.names, copies, replica)
+        assign_initial(initial, recorder.names, copies, replica, interventions.first_value)
 
 
 def _install_tensorflow(recorder: Recorder, interventions: Interventions) -> None:

@@ -79,6 +79,14 @@ def verify(
             "Repeatable.",
         ),
     ] = [],  # noqa: B006
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="ARGS",
+            help="Compare with PROGRAM with other arguments (or NAME=value) on the same topology, instead of on one device.",
+        ),
+    ] = None,
     virtual: options.VirtualOption = False,
     thorough: Annotated[
         bool,
@@ -128,7 +136,7 @@ def verify(
     others = {"the program itself": user_program.file, "the folder of --traces": traces}
     files = check_outputs(json, html, others, sarif=sarif, certificate=certificate)
     if fix:
-        check_fixable(traces, certificate)
+        check_fixable(traces, certificate, against)
     if traces is not None:
         check_folder(traces)
     options.check_codes(allow)
@@ -145,6 +153,7 @@ def verify(
         "faults": tuple(fault),
         "restarts": again,
         "reference_args": tuple(reference_arg) or None,
+        "against": against,
         "virtual": virtual,
         "thorough": thorough,
     }
@@ -167,9 +176,9 @@ def verify(
     return int(verdict.exit_code)
 
 
-def check_fixable(traces: Path | None, certificate: str | None) -> None:
-    """Check what `--fix` needs: LibCST, and no files that each verification of an edited program would write anew."""
-    for option, value in (("--traces", traces), ("--certificate", certificate)):
+def check_fixable(traces: Path | None, certificate: str | None, against: str | None) -> None:
+    """Check what `--fix` needs: LibCST, no files that each verification of an edited program would write anew, and causes."""
+    for option, value in (("--traces", traces), ("--certificate", certificate), ("--against", against)):
         if value is not None:
             raise UsageError(f"--fix must stand without {option}. Received: {option} {str(value)!r}. Leave one of them out.")
     check_libcst()

@@ -2,6 +2,7 @@
 
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.context import HostContext
+from emulate.cluster.environ import read_at_import
 from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.isolation import describe_isolation, take_names
 from emulate.cluster.parent import Preload
@@ -50,6 +51,7 @@ __all__ = [
     "leaves_in_order",
     "next_life",
     "patience_after",
+    "read_at_import",
     "remove_tree",
     "take_names",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 from emulate import graph_functions, upstream
 from emulate.imports import tf
 from emulate.point import around, caller
-from emulate.recorder import Body, Recorder, current_body
+from emulate.recorder import Body, Recorder, collecting, current_body, release
 from emulate.upstream import is_floating
 
 CLIPS = ("clip_by_norm", "clip_by_global_norm", "clip_by_value")
@@ -24,11 +24,25 @@ def install(recorder: Recorder) -> None:
     @around(graph_functions.function_class(), "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if self._jit_compile and _is_a_step(caller()):
-            self._jit_compile = False  # XLA cannot pass tensors out
-            recorder.note(
-                "xla-off", "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen"
-            )
+        if not (self._jit_compile and _is_a_step(caller())):
+            return
+        if recorder.plan.keeps_xla:
+            graph_functions.wrap_traced(self, collecting)
+            recorder.note_once("compared-under-xla", "what runs under XLA was compared by what it returns: gradients, updates")
+            return
+        self._jit_compile = False  # XLA cannot pass tensors out
+        recorder.note("xla-off", "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen")
+
+    if recorder.plan.keeps_xla:
+
+        @around(graph_functions.function_class(), "__call__")
+        def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            if hasattr(self, "_gpudist_wrapped"):
+                result = release(result)
+                if tf.executing_eagerly():
+                    recorder.queue.hold_if_reached()
+            return result
 
     for name in CLIPS:
         _wrap_clip(recorder, name)

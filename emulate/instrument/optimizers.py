@@ -125,7 +125,7 @@ def _apply(
     pairs = interventions.applied_of_shares(body, name, pairs)
     if not pairs:
         return None
-    recorded, applied = interventions.applied(name, pairs)
+    recorded, applied = interventions.applied(name, pairs, replica)
     interventions.without_clipping(optimizer, inner)
     numbers = upstream.numbers_of(optimizer) if body is not None and recorder.plan.keeps_functions else []
     before = [(variable, read_local(variable)) for variable in numbers]

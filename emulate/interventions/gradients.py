@@ -19,7 +19,7 @@ import numpy as np
 
 from emulate import graph_functions
 from emulate.imports import tf
-from emulate.recorder import Follow, ProbePlan
+from emulate.recorder import Follow, ProbePlan, outlet
 from emulate.trace import Array, Step, Trace
 from emulate.upstream import Names
 
@@ -33,7 +33,7 @@ class LocalGradients:
 
     def __init__(self, trace: Path) -> None:
         self._trace = Trace(trace)
-        self._calls: Counter[tuple[str, str]] = Counter()
+        self._calls: Counter[tuple[str, str, int]] = Counter()
         self._lock = threading.Lock()
 
     def in_step(
@@ -74,10 +74,45 @@ class LocalGradients:
         value.set_shape(otherwise.shape)
         return value
 
-    def _next(self, optimizer: str, tensor: str) -> list[Step]:
+    def of_replica(self, optimizer: str, tensor: str, replica: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return what one replica had of a tensor in this step; zeros after the last one that was recorded.
+
+        Args:
+            optimizer: The optimizer's name.
+            tensor: The variable's name.
+            replica: The replica's number.
+            shape: The variable's.
+            dtype: The gradient's.
+
+        Returns:
+            A tensor. Of a gradient that is not kept whole the replica's part of the sum that its host has kept.
+        """
+
+        def read() -> Array:
+            steps = self._next(optimizer, tensor, replica)
+            own = next((step for step in steps if step.replica == replica), None)
+            if own is None:
+                return np.zeros(shape, dtype.as_numpy_dtype)
+            if own.gradients[tensor].is_complete:
+                return own.gradients[tensor].read().astype(dtype.as_numpy_dtype).reshape(shape)
+            beside = [step for step in steps if step.host == own.host]
+            (total,) = (step.sums[tensor].read() for step in beside if tensor in step.sums)
+            return np.asarray(total / len(beside), dtype.as_numpy_dtype).reshape(shape)
+
+        def given() -> Any:
+            with graph_functions.on_cpu():
+                value = tf.numpy_function(read, [], dtype)
+            value.set_shape(shape)
+            return value
+
+        leaving = outlet()
+        spec = tf.TensorSpec(shape, dtype)
+        return given() if leaving is None else graph_functions.value_at_call(leaving.graph, given, spec)
+
+    def _next(self, optimizer: str, tensor: str, replica: int = 0) -> list[Step]:
         with self._lock:
-            number = self._calls[(optimizer, tensor)]
-            self._calls[(optimizer, tensor)] += 1
+            number = self._calls[(optimizer, tensor, replica)]
+            self._calls[(optimizer, tensor, replica)] += 1
         steps = self._trace.steps(optimizer)
         return [step for _, step in sorted(steps[number].items())] if number < len(steps) else []
 
@@ -223,20 +258,21 @@ class Following:
         self._rounding = RoundedGradients(plan, names)
         self._names = names
 
-    def applied(self, optimizer: str, own: Pairs, recorded: Pairs) -> Pairs:
+    def applied(self, optimizer: str, own: Pairs, recorded: Pairs, replica: int = 0) -> Pairs:
         """Return the gradients for an optimizer.
 
         Args:
             optimizer: The optimizer's name.
             own: Gradients and variables as the program has them.
             recorded: The same as they are recorded.
+            replica: Whose they are.
 
         Returns:
             `recorded` where no run is followed.
         """
         if self._follow is None:
             return recorded
-        given = [(self._given(self._follow, optimizer, gradient, variable), variable) for gradient, variable in own]
+        given = [(self._given(self._follow, optimizer, gradient, variable, replica), variable) for gradient, variable in own]
         return self._rounding.changed(optimizer, given)
 
     @cached_property
@@ -244,7 +280,7 @@ class Following:
         assert self._follow is not None
         return LocalGradients(self._follow.trace)
 
-    def _given(self, follow: Follow, optimizer: str, gradient: Any, variable: Any) -> Any:
+    def _given(self, follow: Follow, optimizer: str, gradient: Any, variable: Any, replica: int) -> Any:
         if gradient is None or "float" not in gradient.dtype.name:
             return gradient
         is_mean = optimizer in follow.averaged
@@ -252,6 +288,10 @@ class Following:
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         if is_sparse and np.prod(variable.shape) > _LARGE:
             return gradient
+        if follow.each:
+            place = (optimizer, self._names.of(variable), replica)
+            of_replica = self._locals.of_replica(*place, tuple(variable.shape), gradient.dtype)
+            return _with_total(gradient, of_replica, adds_rows=False) if is_sparse else of_replica
         whole = self._locals.in_step(
             optimizer,
             self._names.of(variable),
@@ -264,11 +304,11 @@ class Following:
         return _with_total(gradient, whole)
 
 
-def _with_total(gradient: Any, whole: Any) -> Any:
+def _with_total(gradient: Any, whole: Any, *, adds_rows: bool = True) -> Any:
     """Return a sparse gradient with another total.
 
     It names the same rows, as often as before: some optimizers make another update of a row that comes twice. So its values are
-    scaled first: what the factor leaves is divided evenly among them.
+    scaled first: what the factor leaves is divided evenly among them. Other rows are added unless the examples are the same.
     """
     size, indices = tf.shape(whole)[0], gradient.indices
     counts = tf.cast(tf.math.unsorted_segment_sum(tf.ones_like(indices), indices, size), whole.dtype)
@@ -277,9 +317,12 @@ def _with_total(gradient: Any, whole: Any) -> Any:
     change = whole - tf.math.unsorted_segment_sum(values, indices, size)
     shape = tf.concat([tf.shape(counts), tf.ones_like(tf.shape(whole)[1:])], 0)
     each = change / tf.reshape(tf.maximum(counts, 1), shape)
+    values += tf.gather(each, indices)
+    if not adds_rows:  # XLA does not compile a number of rows that depends on values
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
     is_changed = tf.reduce_any(tf.reshape(change, [size, -1]) != 0, axis=1)
     missing = tf.cast(tf.reshape(tf.where(is_changed & (counts == 0)), [-1]), indices.dtype)
-    values = tf.concat([values + tf.gather(each, indices), tf.gather(change, missing)], 0)
+    values = tf.concat([values, tf.gather(change, missing)], 0)
     return tf.IndexedSlices(values, tf.concat([indices, missing], 0), gradient.dense_shape)
 
 

@@ -36,6 +36,7 @@ from emulate.interventions import rows
 from emulate.interventions.batch_norm import splits_of
 from emulate.interventions.gradients import Following, Pairs, RoundedGradients
 from emulate.recorder import TAPES_JOINED, Body, ProbePlan
+from emulate.trace import Array
 from emulate.upstream import Names
 
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -98,10 +99,18 @@ class Interventions:
             return pairs
         return rows.applied(self._plan.replay, body, optimizer, pairs)
 
-    def applied(self, optimizer: str, own: Pairs) -> tuple[Pairs, Pairs]:
+    def applied(self, optimizer: str, own: Pairs, replica: int = 0) -> tuple[Pairs, Pairs]:
         """Return an optimizer's gradients with their variables: as they are recorded, and as the optimizer is given them."""
         recorded = self._rounding.changed(optimizer, own)
-        return recorded, self._following.applied(optimizer, own, recorded)
+        return recorded, self._following.applied(optimizer, own, recorded, replica)
+
+    def first_value(self, value: Array) -> Array:
+        """Return what a variable starts from in place of a value of another run.
+
+        Where each step has that run's weights, nothing else shows what rounding of the forward pass makes of the first step.
+        """
+        is_followed = self._plan.follow is not None and self._plan.follow.each
+        return self._rounding.changed("", [(value, None)])[0][0] if is_followed else value
 
     def without_clipping(self, *optimizers: Any) -> None:
         """Take clipping out of optimizers."""

@@ -176,15 +176,16 @@ def _joined_result(results: list[Any], *, summed: bool) -> Any:
     return tf.nest.map_structure(joined, *results)
 
 
-def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]], replica: int) -> None:
-    """Start from the weights that another run started from."""
+def assign_initial(trace: Path, names: Names, copies: Sequence[Any], replica: int, change: Callable[[Array], Array]) -> None:
+    """Start from the weights that another run started from, changed by a function."""
     values = next(iter(Trace(trace).variables("initial").values()), {})
     for variable, copy in copies:
         entry = values.get(names.of(variable))
+        value = copy.read_value().numpy()
         if entry is not None and entry.array is not None and entry.array.is_complete:
             value, shard = entry.array.read(), shard_of(variable)
             value = value if shard is None else local_slice(value, shard, replica)
-            copy.assign(value.astype(copy.dtype.as_numpy_dtype).reshape(copy.shape))  # a scalar is kept with one dimension
+        copy.assign(change(value).astype(copy.dtype.as_numpy_dtype).reshape(copy.shape))  # a scalar may have one dimension
 
 
 _OF_OTHER_CALLS = (

@@ -16,6 +16,7 @@ from emulate.recorder.plan import (
 from emulate.recorder.queue import Record
 from emulate.recorder.recorder import Recorder
 from emulate.recorder.replica_call import Body, current_body, tensors_of, unseen
+from emulate.recorder.xla import collecting, outlet, release
 
 __all__ = [
     "BY_SHARE",
@@ -31,7 +32,10 @@ __all__ = [
     "Record",
     "Recorder",
     "Replay",
+    "collecting",
     "current_body",
+    "outlet",
+    "release",
     "shard_of",
     "tensors_of",
     "unseen",

@@ -88,10 +88,12 @@ class Follow:
     Attributes:
         trace: Folder of the trace whose gradients are taken.
         averaged: Optimizers that apply the mean of the replicas' gradients; others their sum.
+        each: Whether this run has the same replicas, so that each takes those of its own in the other run.
     """
 
     trace: Path
     averaged: tuple[str, ...] = ()
+    each: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class ProbePlan:
         halves: Each step gets the first half of its batch: which shapes depend on the batch shows in its graph.
         times_input: Time the dataset that trains at the end of the run.
         leads: Keep of large gradients their sum over the replicas, so that another run can go on from this one's weights.
+        keeps_xla: A function with `jit_compile=True` runs under XLA, and is recorded by what leaves it.
         compiled: What `Strategy.run` calls in eager code is compiled, so that its steps are functions that can be kept.
         functions: What the program calls as a `tf.function` on one device is what `Strategy.run` calls elsewhere.
         precision: `float32` or `float64`: Keras's float type.
@@ -165,6 +168,7 @@ class ProbePlan:
     halves: bool = False
     times_input: bool = False
     leads: bool = False
+    keeps_xla: bool = False
     precision: str = "float32"
     resumed: bool = False
     begun: Mapping[str, int] | None = None

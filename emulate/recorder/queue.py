@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from emulate import graph_functions, upstream
 from emulate.imports import tf
+from emulate.recorder.xla import outlet
 
 Key = tuple[Any, ...]
 QUEUE_RECORDS = 64
@@ -92,18 +93,24 @@ class RecordQueue:
         self._one_more: set[tuple[str, int]] = set()
         self.made_before: dict[str, int] = {}
         self._thread: threading.Thread | None = None
+        self._last: Any = None
 
     def hand_over(self, kind: str, about: dict[str, Any], tensors: Sequence[tuple[Key, Any]]) -> Any:
         """Record these tensors now (eager) or whenever this place of the graph is reached; returns the operation."""
+        keys = [key for key, _ in tensors]
+        if (leaving := outlet()) is not None:
+            return leaving.add(
+                lambda values: self.hand_over(kind, about, [*zip(keys, values, strict=True)]), [tensor for _, tensor in tensors]
+            )
         values = [tf.convert_to_tensor(tensor) for _, tensor in tensors]
         size = sum(_num_bytes(value) for value in values)
         needed = min(NUM_CREDITS, size // CREDIT_BYTES)
-        keys, dtypes = tuple(key for key, _ in tensors), tuple(value.dtype for value in values)
-        site = GraphSite(kind, about, keys, dtypes, needed)
+        site = GraphSite(kind, about, tuple(keys), tuple(value.dtype for value in values), needed)
         queue = self._started_queue()
         packed = upstream.pack(values or [tf.zeros([], tf.int32)])
         with graph_functions.device("CPU:0"), tf.control_dependencies([self._credit(needed)] if needed else []):
-            return queue.enqueue([self._place(site), packed])
+            self._last = queue.enqueue([self._place(site), packed])
+            return self._last
 
     def _place(self, site: GraphSite) -> Any:
         """Return the number of a site: in a graph that serves virtual replicas that of the replica which runs it."""
@@ -170,6 +177,10 @@ class RecordQueue:
             one_more: What the last wanted step leads to is seen in the next one.
         """
         if self._steps is None:
+            return
+        if (leaving := outlet()) is not None:
+            # What was recorded before in the function is handed over before.
+            leaving.add(lambda _: self.gate(optimizer, replica, self._last, one_more=one_more), [])
             return
         key = (optimizer, replica)
         if one_more and key not in self._one_more:

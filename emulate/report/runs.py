@@ -101,7 +101,8 @@ def headline(runs: Sequence[Run]) -> str:
         steps = {run.first_divergence.step for run in runs if run.first_divergence}
         return "divergent" + (f" from step {steps.pop()} on" if len(steps) == 1 else "")
     if run.is_of_reference:
-        return f"{run.verdict}: the reference failed; here the program finished, after {one_of(run.steps, 'step')}"
+        other = "reference" if run.against is None else "second arm"
+        return f"{run.verdict}: the {other} failed; here the program finished, after {one_of(run.steps, 'step')}"
     if run.verdict == "hung":
         how = {"hang": "no host could continue", "timeout": "it ran out of time"}.get(run.reason or "", run.reason or "")
         return f"hung: {how}, after {'a fault' if run.faults else one_of(run.steps, 'step')}"
@@ -152,9 +153,10 @@ def _first(run: Run) -> str:
     difference = run.first_divergence
     if difference is None:
         return ""
+    other = "reference" if run.against is None else "second arm"
     if difference.kind == "data" and difference.value == difference.reference_value:
         return f"different examples {where(difference)} than in the reference, the same number ({number(difference.value, 6)})"
-    values = ": {} where the reference has {}".format(*told_apart(difference.value, difference.reference_value))
+    values = f": {{}} where the {other} has {{}}".format(*told_apart(difference.value, difference.reference_value))
     shown = "" if difference.value is None and difference.reference_value is None else values
     return f"{tensor(difference)} {where(difference)}{shown} ({against_noise(difference)})"
 

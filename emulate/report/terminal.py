@@ -44,6 +44,8 @@ def _page(verdict: Verdict, width: int) -> Page:
     versions = [f"{name} {version}" for name, version in verdict.versions.items()]
     page.line((verdict.program, "bold"))
     page.text(", ".join([f"seed {verdict.seed}", f"on {verdict.device.upper()}", *versions]), style="dim")
+    if verdict.reference.against is not None:
+        page.text(f"second arm: {verdict.reference.against}", style="dim")
     page.blank()
     _add_table(page, verdict.runs)
     _add_reference(page, verdict.reference, verdict.runs)
@@ -108,6 +110,8 @@ def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
     words = {"failed": "fails", "hung": "hangs"}.get(reference.status, reference.status)
     too = " too" if any(not run.is_of_reference for run in runs) else ""
     other = ", with another error" if too and reference_failure(reference, runs) else ""
+    if reference.against is not None:
+        return f"The second arm ({reference.against}) {words}{too}{other}."
     return f"On {reference.where} ({reference.topology}, the reference) the program {words}{too}{other}."
 
 

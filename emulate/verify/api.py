@@ -19,6 +19,7 @@ from emulate.recorder import ProbePlan
 from emulate.told import Told, told
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.trace import Trace, check_intact
+from emulate.verify.arms import compare_arms
 from emulate.verify.case import Case
 from emulate.verify.certify import certify
 from emulate.verify.checks import NOT_SEEN, check_virtual, lack_of_memory, trace_budget
@@ -27,6 +28,7 @@ from emulate.verify.judge import judge
 from emulate.verify.lab import Lab
 from emulate.verify.recorded import Recorded, RunPair, does_the_same
 from emulate.verify.result import Outcome, RunResult, StartedRuns
+from emulate.verify.run_spec import Arm
 from emulate.verify.runner import Runner
 from emulate.verify.session import Session
 from emulate.verify.settings import AUTO, Settings, Steps
@@ -85,6 +87,7 @@ def verify(
     faults: str | Fault | Iterable[str | Fault] = (),
     restarts: int = 3,
     reference_args: Sequence[str] | None = None,
+    against: str | None = None,
     virtual: bool = False,
     thorough: bool = False,
     traces: Path | None = None,
@@ -115,6 +118,8 @@ def verify(
             step=5)`. The verdict tells whether the program continues to its end with the same result.
         restarts: How often all hosts are restarted in that run, if a fault ends them or they exit with code 75.
         reference_args: The program's arguments in the reference run. Default: `args`.
+        against: Other arguments or environment of the program, such as `"--xla NAME=value"`. The program is compared with the
+            program so started, on the same topology and at the same weights, instead of with itself on one device.
         virtual: Let all replicas take turns in one process, each with its own examples, and sum their gradients by arithmetic.
             For topologies of up to 4096 replicas, such as `1x1024` or `128x8`.
         thorough: Look for causes without a limit. Default: that ends, for each topology, after 6 starts of the program or 40
@@ -146,8 +151,13 @@ def verify(
         _check_certifiable(topologies, precision)
     if virtual:
         check_virtual(topologies, wanted_faults, device, all_reduce)
+    others = {"--virtual": virtual, "--fault": faults, "--certificate": certificate, "--reference-arg": reference_args}
+    others |= {"--allow unexplained": "unexplained" in allow, "parameter servers": any(each.num_ps for each in topologies)}
+    if against is not None and (given := [name for name, value in others.items() if value]):
+        raise UsageError(f"--against must stand without {given[0]}. Received: --against {against!r}. Leave one of them out.")
     choice = choose_device("cpu" if virtual else device, topologies)
     resolved = program if isinstance(program, Program) else Program.find(program, args)
+    arm = None if against is None else Arm.parse(against, resolved.args)
     lacking = {**lack_of_memory(topologies), **choice.lacking}
     fitting = [topology for topology in topologies if topology not in lacking]
     folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
@@ -170,7 +180,10 @@ def verify(
         thorough=thorough,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
-        reference, runs, notes = _judge_all(runner, resolved.name, seed, allow, fitting, certificate)
+        if arm is None:
+            reference, runs, notes = _judge_all(runner, resolved.name, seed, allow, fitting, certificate)
+        else:
+            reference, runs, notes = compare_arms(runner, seed, fitting, arm)
         notes += [
             *([NOT_SEEN] if virtual else []),
             *(told("not-run-in-notebook")(note) for note in resolved.notes),

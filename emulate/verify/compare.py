@@ -344,7 +344,7 @@ def compare(
     measures = list(measure_all(runs))
     of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
     compared = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]
-    points = _points(compared, lockstep=reference.follows)
+    points = _points(compared, lockstep=reference.follows or topology.follows)
     kink, cancelled = kink_onset(points), cancelled_onset(points)
     onset = kink if kink is not None else cancelled
     if onset is not None and confirmation:

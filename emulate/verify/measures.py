@@ -159,8 +159,8 @@ def _gradients(
         stored = [gradients_of(step, tensor) for step in beside]
         arrays = aligned([*mine.values(), *reference.values(), *(a for gradients in stored for a in gradients.values())])
         local, arrays = arrays[: len(mine)], arrays[len(mine) :]
-        other, arrays = total(arrays[: len(reference)], "sum"), arrays[len(reference) :]
-        noise = _totals(arrays, [len(gradients) for gradients in stored], other)
+        other, arrays = total(arrays[: len(reference)], how), arrays[len(reference) :]
+        noise = _totals(arrays, [len(gradients) for gradients in stored], other, how)
         yield measure(
             Key("gradient", optimizer, tensor),
             k,
@@ -173,11 +173,11 @@ def _gradients(
         )
 
 
-def _totals(arrays: list[Floats], counts: list[int], missing: Floats) -> list[Floats]:
+def _totals(arrays: list[Floats], counts: list[int], missing: Floats, how: str) -> list[Floats]:
     """Return one gradient for each noise run; the reference's own if a run does not have it."""
     totals = []
     for count in counts:
-        totals.append(total(arrays[:count], "sum") if count else missing)
+        totals.append(total(arrays[:count], how) if count else missing)
         arrays = arrays[count:]
     return totals
 
@@ -198,7 +198,7 @@ def _variables(
         arrays = aligned([*copies, a, b, *(array for array in stored if array is not None)])
         # Each replica may keep its part of a sum, which an optimizer adds up later.
         summed, arrays = total(arrays[: len(copies)], "sum"), arrays[len(copies) :]
-        if copies and norm(summed - arrays[1]) < norm(arrays[0] - arrays[1]):
+        if copies and norm(finite_difference(summed, arrays[1])[0]) < norm(finite_difference(*arrays[:2])[0]):
             arrays[0] = summed
         rest = iter(arrays[2:])
         noise = [arrays[1] if array is None else next(rest) for array in stored]

@@ -67,7 +67,7 @@ def lead(reference: Trace, topology: Trace, plain: Trace) -> tuple[Follow, Repla
         Whose gradients are applied and, where they differ, whose examples are taken; None where that cannot be evaluated.
     """
     follows = follow(reference, topology)
-    if follows is None or refusal(reference) is not None or not _can_lead(topology, reference):
+    if follows is None or refusal(reference) is not None or not can_lead(topology, reference):
         return None
     compared = ledgers(plain, topology).values()
     if any(ledger.growth > 1 for ledger in compared) or Facts.of(plain, topology).asynchronous:
@@ -76,7 +76,7 @@ def lead(reference: Trace, topology: Trace, plain: Trace) -> tuple[Follow, Repla
     return follows, None if is_same else Replay(topology.directory)
 
 
-def _can_lead(trace: Trace, reference: Trace) -> bool:
+def can_lead(trace: Trace, reference: Trace) -> bool:
     """Return whether all of each gradient or of its sum was kept, and of first weights that are not those of a reference."""
     first = (v.array for variables in trace.variables("initial").values() for v in variables.values() if v.array is not None)
     if not (starts_alike(reference, trace) or all(array.is_complete for array in first)):

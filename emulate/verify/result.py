@@ -11,6 +11,7 @@ from typing import Any
 from emulate.told import Told
 from emulate.topology import Topology
 from emulate.trace import Trace
+from emulate.verify.run_spec import Arm
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class RunResult:
         hides: How the program hides GPUs from itself.
         is_evaluated: Whether it was evaluated from another run's functions: the program was not started for it.
         asks_for_host: Whether a program on virtual hosts asks for the number of its host.
+        arm: What the program is given in place of its arguments and environment.
         xla: Whether a step compiled by XLA was recorded without it.
     """
 
@@ -111,6 +113,7 @@ class RunResult:
     is_evaluated: bool = False
     asks_for_host: bool = False
     seconds: float = 0.0
+    arm: Arm | None = None
 
 
 def trace_of(run: RunResult | None) -> Trace | None:

@@ -5,10 +5,13 @@ Nothing here starts a run. `switched_on_both_sides` and `switched_on_one_device`
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from emulate.errors import UsageError
 from emulate.interventions import by_share, rows_of_shares, splits_of
 from emulate.recorder import SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay
 from emulate.topology import REFERENCE, Topology
@@ -122,6 +125,57 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class Arm:
+    """Describe what the second arm of a program is given in place of the first one's.
+
+    Attributes:
+        text: As the user wrote it.
+        args: The program's arguments.
+        environment: Variables of the environment, on top of the first arm's.
+    """
+
+    text: str
+    args: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, args: Sequence[str]) -> Arm:
+        """Return the arm that `--against` describes.
+
+        Args:
+            text: Words: NAME=value with an upper-case NAME is environment, all others are arguments.
+            args: The first arm's arguments, which stay where the text has none.
+
+        Returns:
+            The arm.
+
+        Raises:
+            UsageError: If the text has no words, a quote is open, or gpudist itself sets a variable.
+        """
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(f"--against must be words of a shell. Received: --against {text!r} ({error}).") from None
+        pairs = dict(word.split("=", 1) for word in words if _VARIABLE.match(word))
+        own = tuple(word for word in words if not _VARIABLE.match(word))
+        if not words or (not pairs and own == tuple(args)):
+            raise UsageError(
+                "--against must say in what the second arm differs. "
+                f"Received: --against {text!r} with the arguments {' '.join(args)!r}. "
+                "Give it other arguments, or NAME=value for its environment."
+            )
+        if taken := [name for name in pairs if name in _OWN_VARIABLES]:
+            raise UsageError(
+                f"--against must leave the variables that gpudist sets. Received: {taken[0]}={pairs[taken[0]]}. Leave it out."
+            )
+        return cls(text, own or tuple(args), tuple(sorted(pairs.items())))
+
+
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
+_OWN_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TMPDIR", "PYTHONHASHSEED", "KERAS_BACKEND")
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """Describe one run; equal descriptions are the same run, made once.
 
@@ -131,12 +185,14 @@ class RunSpec:
         noise: How it is disturbed, if it is.
         how: In what other way it is made: `again`, `compiled`, `by its functions`, `with drawn rows`, or `of the program`:
             started although its functions could be evaluated.
+        arm: What the program is given in place of its arguments and environment; None for its own.
     """
 
     topology: Topology | None = None
     variation: Variation = AS_IT_STANDS
     noise: Noise | None = None
     how: str = ""
+    arm: Arm | None = None
 
     @property
     def starts_the_program(self) -> bool:
@@ -147,7 +203,8 @@ class RunSpec:
     def label(self, place: Topology = REFERENCE) -> str:
         """Return its name; `place` is where the reference runs."""
         if self.topology is not None:
-            return self.variation.label(f"{self.topology} {self.how}".rstrip())
+            more = [f"noise {self.noise.number}"] if self.noise is not None else ["second arm"] if self.arm is not None else []
+            return self.variation.label(" ".join(filter(None, [str(self.topology), self.how, *more])))
         if self.noise is None:
             name = "program" if self.how == "of the program" else f"reference {self.how}".rstrip()
         else:

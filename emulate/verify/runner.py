@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
-from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, remove_tree
+from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, read_at_import, remove_tree
 from emulate.evaluate import refusal
 from emulate.recorder import ProbePlan
 from emulate.told import Told, told
@@ -25,6 +25,7 @@ from emulate.verify.host import COMPARABLE_ON_GPUS, Counting, Evaluation, Joinin
 from emulate.verify.processes import Parents, RunWatch
 from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult, StartedRuns, error_line
+from emulate.verify.run_spec import Arm
 from emulate.verify.settings import Settings, StepLimit
 
 if TYPE_CHECKING:
@@ -90,14 +91,16 @@ class Runner:
             remove_tree(self._directory)
         self._parents.close()
 
-    def start(self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False) -> Future[RunResult]:
+    def start(
+        self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False, arm: Arm | None = None
+    ) -> Future[RunResult]:
         """Run the program; `plan.trace` is chosen here."""
         asks = self.limit.join(label)
 
         def made() -> RunResult:
             # With one worker, as on GPUs, only now is it known where the run before this one has decided to stop.
             whole = replace(self._with_settings(plan, self._folder_of(label)), asks=asks)
-            return self._run(label, topology, whole, reference)
+            return self._run(label, topology, whole, reference, arm)
 
         return self._pool.submit(made)
 
@@ -312,9 +315,9 @@ class Runner:
         self._progress.run_ended(label, result.status)
         return result
 
-    def _run(self, label: str, topology: Topology, plan: ProbePlan, reference: bool) -> RunResult:
+    def _run(self, label: str, topology: Topology, plan: ProbePlan, reference: bool, arm: Arm | None = None) -> RunResult:
         started = time.monotonic()
-        result = RunResult(label, topology, None)
+        result = RunResult(label, topology, None, arm=arm)
         self._progress.run_started(label, plan.steps)
         outcome = "stopped"
         try:
@@ -323,7 +326,7 @@ class Runner:
                 with self._lock:
                     self._notes.setdefault(told("run-repeated")(f"The run '{label}' was repeated: {crash}."))
                 remove_tree(plan.trace)
-                result = RunResult(label, topology, None)
+                result = RunResult(label, topology, None, arm=arm)
                 self._attempt(result, plan.trace, plan, reference=reference, seconds=self.settings.timeout)
             result.trace = Trace(plan.trace)
             if result.asks_for_host and result.status == "ok" and plan.is_untouched:
@@ -353,11 +356,15 @@ class Runner:
     ) -> None:
         if plan is not None:
             self._describe(result, plan, reference)
-        entry = self._entry(plan, reference)
-        preload = self._parents.current
+        entry, preload = self._entry(plan, reference), self._parents.current
+        if result.arm is not None:
+            entry = replace(entry, program=replace(entry.program, args=result.arm.args))
+            # What TensorFlow reads when it is imported must be there before.
+            preload = self._parents.bare if read_at_import(dict(result.arm.environment)) else preload
         own_hashes = plan is not None and plan.own_hashes
         cluster_plan = self._cluster_plan(result.topology, folder, entry, reference, own_hashes=own_hashes)
-        cluster_plan = replace(cluster_plan, virtual_host=virtual_host)
+        environment = {**cluster_plan.environment, **dict(result.arm.environment if result.arm is not None else ())}
+        cluster_plan = replace(cluster_plan, virtual_host=virtual_host, environment=environment)
         watch = self._follow(result, preload, cluster_plan, seconds)
         if watch.late_setting is not None and preload.imports:
             self._parents.replace(preload, *watch.late_setting)

@@ -230,6 +230,7 @@ class Run:
         non_finite_after: The step after which weights are not finite any more, on one device too; None if they are.
         not_compared_codes: The code of each sentence of `not_compared`.
         note_codes: The code of each note.
+        against: What the program was given in the second arm (`--against`), which is the reference then; None without one.
     """
 
     topology: str
@@ -254,6 +255,7 @@ class Run:
     steps_run: StepsRun = field(default_factory=StepsRun)
     step_graph: StepGraph | None = None
     non_finite_after: int | None = None
+    against: str | None = None
     not_compared_codes: tuple[str, ...] = field(init=False)
     note_codes: tuple[str, ...] = field(init=False)
 
@@ -274,13 +276,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Reference:
-    """Describe what the reference did, and where: `status` is `ok`, `failed`, `hung` or `none`."""
+    """Describe what the reference did, and where: `status` is `ok`, `failed`, `hung` or `none`; `against` as of a run."""
 
     status: str
     steps: int = 0
     repeatable: bool = True
     failure: str | None = None
     topology: str = "1x1"
+    against: str | None = None
 
     @property
     def where(self) -> str:
@@ -380,6 +383,7 @@ class Verdict:
             "runs": [_plain(run) for run in self.runs],
             "notes": list(self.notes),
             "note_codes": list(_codes_of(self.notes)),
+            "against": self.reference.against,
             "fixes": [vars(one) for one in self.fixes],
             "patch": self.patch,
         }

@@ -169,6 +169,30 @@ def test_layers_with_a_seed_that_race_in_a_map_get_a_fix_that_helps(tmp_path: Pa
     assert all("enable_op_determinism" in cause.fix and "ShardingPolicy.DYNAMIC" in cause.fix for cause in run.causes)
 
 
+FAR_FROM_ZERO = """
+import os, sys
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import numpy as np, tf_keras
+tf_keras.utils.set_random_seed(1)
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(64, 4, 4, 1)).astype("float32") + float(sys.argv[1]), draw.normal(size=(64, 1)).astype("float32")
+layers = [tf_keras.Input((4, 4, 1)), tf_keras.layers.BatchNormalization(), tf_keras.layers.Flatten(), tf_keras.layers.Dense(1)]
+model = tf_keras.Sequential(layers)
+model.compile(tf_keras.optimizers.SGD(0.01), "mse", jit_compile="--xla" in sys.argv)
+model.fit(x, y, batch_size=16, epochs=1, verbose=0)
+"""
+
+
+# Finding: xla_loses_the_variance_of_fused_batch_normalization.
+@pytest.mark.parametrize(("mean", "verdict"), [("0", "equivalent"), ("288", "divergent")])
+def test_two_arms_differ_where_xla_loses_the_variance_of_a_batch(
+    tmp_path: Path, preload: Preload, mean: str, verdict: str
+) -> None:
+    (tmp_path / "train.py").write_text(FAR_FROM_ZERO, encoding="utf-8")
+    found = emulate.verify(tmp_path / "train.py", "1x1", args=[mean], against=f"{mean} --xla", preload=preload)
+    assert found.runs[0].verdict == verdict, render(found)
+
+
 SEEDED_MAP = """
 keras.utils.set_random_seed(0)
 noisy = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda x, y: (x + tf.random.normal([4]), y))

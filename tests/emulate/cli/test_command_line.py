@@ -136,7 +136,7 @@ def test_the_library_is_called_with_the_defaults_of_the_contract(verified, folde
         "topology": [Topology(1, 4)], "device": "auto", "seed": 0, "steps": "auto", "strict": False,
         "timeout": 300.0, "network": "own",
         "all_reduce": "auto", "precision": "float32", "allow": (), "reference_args": None, "traces": None,
-        "faults": (), "restarts": 3, "virtual": False, "thorough": False, "certificate": None,
+        "faults": (), "restarts": 3, "virtual": False, "thorough": False, "against": None, "certificate": None,
     }  # fmt: skip
 
 
@@ -154,9 +154,24 @@ def test_every_option_reaches_the_library(verified, folder):
         "network": "host",
         "all_reduce": "ring", "precision": "float64", "allow": ("loss-scaling", "loss-scaling"), "reference_args": ("-b", "4"),
         "traces": Path("kept"), "faults": ("kill:host=1,step=5",), "restarts": 1, "strict": True,
-        "virtual": False, "thorough": True, "certificate": None,
+        "virtual": False, "thorough": True, "against": None, "certificate": None,
     }  # fmt: skip
     assert (folder / "kept").is_dir()
+
+
+def test_the_second_arm_reaches_the_library_as_it_is_written(verified):
+    _, (program, options) = verified("train.py", "--against", "--xla NAME=1", "--", "--epochs", "1")
+    assert (program.args, options["against"]) == (("--epochs", "1"), "--xla NAME=1")
+
+
+@pytest.mark.parametrize(
+    "other", [("--virtual",), ("--fault", "kill:host=0,step=1"), ("--allow", "unexplained"), ("--reference-arg", "x")]
+)
+def test_a_second_arm_stands_without_what_is_about_replicas(folder, other):
+    done = gpudist("verify", "train.py", "--against", "--xla", *other)
+    assert done.exit_code == 2
+    named = " ".join(other) if other[0] == "--allow" else other[0]
+    assert f"--against must stand without {named}. Received: --against '--xla'. Leave one of them out." in done.stderr
 
 
 def test_virtual_replicas_may_be_more_than_a_machine_has_devices(verified):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.interventions import Interventions
 from emulate.interventions import gradients as gradient_changes
 from emulate.recorder import Follow, ProbePlan
 from emulate.upstream import Names
@@ -54,6 +55,38 @@ def test_the_mean_is_applied_where_the_optimizer_applies_means(other: Path) -> N
 
     (one,) = applied(Follow(other, averaged=("sgd",)), tf.ones((3, 2)))
     assert np.array_equal(one.numpy(), LOCALS.mean(axis=0))
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_a_replica_of_a_run_with_the_same_replicas_gets_its_own_and_nothing_after_the_last(other: Path, replica: int) -> None:
+    import tensorflow as tf
+
+    variable = tf.Variable(np.zeros((3, 2), "f4"), name="w")
+    follower = gradient_changes.Following(ProbePlan(Path(), follow=Follow(other, each=True)), Names())
+    pairs = [(tf.ones((3, 2)), variable)]
+    first, second = (follower.applied("sgd", pairs, pairs, replica)[0][0] for _ in range(2))
+    assert np.array_equal(first.numpy(), LOCALS[replica])
+    assert not np.any(second.numpy())
+
+
+def test_a_sparse_gradient_of_the_same_replica_has_its_total_in_its_own_rows(other: Path) -> None:
+    import tensorflow as tf
+
+    variable = tf.Variable(np.zeros((3, 2), "f4"), name="w")
+    follower = gradient_changes.Following(ProbePlan(Path(), follow=Follow(other, each=True)), Names())
+    own = tf.IndexedSlices(tf.ones((3, 2)), tf.constant([2, 0, 2]), tf.constant([3, 2]))
+    ((given, _),) = follower.applied("sgd", [(own, variable)], [(own, variable)], 1)
+    assert given.indices.numpy().tolist() == [2, 0, 2]
+    np.testing.assert_allclose(tf.convert_to_tensor(given).numpy(), LOCALS[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_first_values_are_off_by_a_unit_where_a_noise_run_has_the_replicas_of_the_run_that_it_follows(each: bool) -> None:
+    plan = ProbePlan(Path(), follow=Follow(Path(), each=each), perturb=1.0, noise_seed=1)
+    value = np.full(100, 3.0, "f4")
+    off = np.abs(Interventions(plan, Names()).first_value(value) - value)
+    assert off.max() <= 2.0**-21
+    assert bool(off.any()) is each
 
 
 @pytest.mark.parametrize("large", [False, True])

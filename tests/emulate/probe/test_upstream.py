@@ -225,6 +225,29 @@ def test_the_places_where_tensorflow_reads_files_have_these_parameters(host: Any
     assert host(look) == ([("_preread_check", ["self"]), ("NewCheckpointReader", ["filepattern"])], True)
 
 
+def test_a_function_traces_the_python_function_that_is_put_in_its_place_with_values_read_at_each_call(fresh_host: Any) -> None:
+    def look() -> tuple[list[float], bool]:
+        import itertools
+
+        import tensorflow as tf
+
+        numbers = itertools.count(1)
+
+        def wrapped(function: Any, *, autograph: bool) -> Any:
+            def given(x: Any) -> Any:
+                graph = tf.compat.v1.get_default_graph()
+                read = graph_functions.value_at_call(graph, lambda: tf.constant(float(next(numbers))), tf.TensorSpec([]))
+                return function(x) + read
+
+            return given if autograph else function
+
+        function = tf.function(lambda x: 10.0 * x, jit_compile=True)
+        graph_functions.wrap_traced(function, wrapped)
+        return [float(function(tf.constant(1.0))) for _ in range(3)], hasattr(function, "_gpudist_wrapped")
+
+    assert fresh_host(look) == ([11.0, 12.0, 13.0], True)
+
+
 def test_every_variable_is_assigned_through_these_methods(host: Any) -> None:
     def look() -> list[bool]:
         classes = upstream.variable_classes()

@@ -12,6 +12,7 @@ from emulate.topology import REFERENCE, Topology
 from emulate.trace import Trace
 from emulate.verify.lab import Lab
 from emulate.verify.result import RunResult
+from emulate.verify.run_spec import Arm
 from emulate.verify.runner import Runner
 from emulate.verify.settings import Settings, StepLimit
 
@@ -42,7 +43,9 @@ class FakeRunner:
         self.limit = StepLimit(None, 1)
         self._answer, self._evaluates, self._folder, self._plain = answer, evaluates, folder, plain
 
-    def start(self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False) -> Future[RunResult]:
+    def start(
+        self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False, arm: Arm | None = None
+    ) -> Future[RunResult]:
         self.started.append(label)
         return self._end(label, topology, plan, is_evaluated=False)
 
