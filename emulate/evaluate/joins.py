@@ -318,7 +318,8 @@ class Shares:
         import tensorflow as tf
 
         factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in self.mixing.values)], 1.0)
-        factors |= dict.fromkeys(self.same(factors), 1 / len(self._shares)) if once else {}
+        same = self.same(factors) if once else []
+        factors |= dict.fromkeys(same, 1 / len(self._shares))
         try:
             made = self._losses_with(factors, self._switches.keys()) if self.combine is None else {}
         except (tf.errors.OpError, ValueError):
@@ -329,7 +330,9 @@ class Shares:
         back = {
             name: [g * factors[name] for g in made[f"gradient of {name}"]] for name in factors if f"gradient of {name}" in made
         }
-        whole = {name: self.mixing.layout(name).together(g) for name, g in back.items() if name not in values_only}
+        behind = self.whole.after({*values_only}) if values_only else set[str]()  # no gradient passes round these either
+        stopped = {*values_only, *(name for name in same if node_of(name) in behind)}
+        whole = {name: self.mixing.layout(name).together(g) for name, g in back.items() if name not in stopped}
         through = self.through(whole) if any(map(np.any, whole.values())) else {}
         loss = np.array(sum(np.sum(value, dtype=float) for value in made[LOSS]))
         return {name: value + through.get(name, 0.0) for name, value in sums.items()} | {LOSS: loss}

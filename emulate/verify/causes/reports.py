@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
+from emulate.told import told
 from emulate.trace import SO_FAR, Report
 from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
@@ -15,6 +16,7 @@ from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import objective
 from emulate.verify.lines import operations, updates_of
+from emulate.verify.noise import Key
 
 
 def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
@@ -239,6 +241,10 @@ def _search_number(case: Case) -> Sign | None:
             _OF_NUMBERS,
             advice=True,
         )
+    if not _repeats(case, m.key):
+        case.explain_aside(lambda point: point.measure.key == m.key)
+        case.notes.append(_NOT_REPEATED.format(m.key.tensor))
+        return _search_number(case)
     reports = _reports(case, wrong)
     host = _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.tensor in others)
@@ -254,6 +260,18 @@ def _search_number(case: Case) -> Sign | None:
         + host,
         _OF_NUMBERS,
     )
+
+
+def _repeats(case: Case, key: Key) -> bool:
+    """Return whether one device reports a number again: a time it does not."""
+    again = case.repeat()
+    if again is None:
+        return True
+    both = ([report.value for report in trace.reports if report.name == key.tensor] for trace in (case.plain, again))
+    return all(math.isclose(one, other, rel_tol=ROUND) for one, other in zip(*both, strict=False))
+
+
+_NOT_REPEATED = told("not-repeated")("{}: two equal runs on one device report other numbers, so it was not compared")
 
 
 def _is_a_count(case: Case, point: Point) -> bool:
