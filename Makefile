@@ -80,7 +80,7 @@ evidence: $(STAMP)  ## keep all runs of the corpus, to try a judge on them: pyth
 observed: $(STAMP)  ## verify the wrong programs of the collection that have changed; writes their stage and error to its index
 	$(BIN)/python -m benchmarks.observed $(ARGS)
 
-baselines: $(STAMP)  ## run the collection with plain TensorFlow, and judge it as people do without gpudist; writes docs/baselines.md
+baselines: $(STAMP)  ## run the collection with plain TensorFlow, and judge it as people do without gpudist; writes docs/baselines.md. ARGS="--only WORD", "--fresh"
 	$(BIN)/python -m benchmarks.baselines $(ARGS)
 
 everyday: $(STAMP)  ## draw 400 ordinary right programs and judge them; fails where one is accused. ARGS="--seed N", "--bugs", "--shrink MINUTES"
