@@ -10,7 +10,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup baselines demo test slow check docs outputs dist bench compat scorecard evidence everyday sensitivity fuzz features findings surprises plan-accuracy clean
+.PHONY: help setup baselines observed demo test slow check docs outputs dist bench compat scorecard evidence everyday sensitivity fuzz features findings surprises plan-accuracy clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -77,7 +77,10 @@ scorecard: $(STAMP)  ## judge the corpus; fails where it is worse than the store
 evidence: $(STAMP)  ## keep all runs of the corpus, to try a judge on them: python -m benchmarks.evidence judge. ARGS="--only WORD", "--jobs N"
 	$(BIN)/python -m benchmarks.evidence record $(ARGS)
 
-baselines: $(STAMP)  ## run the collection with plain TensorFlow, and judge it as people do without gpudist; writes docs/baselines.md
+observed: $(STAMP)  ## verify the wrong programs of the collection that have changed; writes their stage and error to its index
+	$(BIN)/python -m benchmarks.observed $(ARGS)
+
+baselines: $(STAMP)  ## run the collection with plain TensorFlow, and judge it as people do without gpudist; writes docs/baselines.md. ARGS="--only WORD", "--fresh"
 	$(BIN)/python -m benchmarks.baselines $(ARGS)
 
 everyday: $(STAMP)  ## draw 400 ordinary right programs and judge them; fails where one is accused. ARGS="--seed N", "--bugs", "--shrink MINUTES"

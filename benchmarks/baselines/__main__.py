@@ -1,120 +1,94 @@
 """Run every program of fixtures/corpus on one device and on its topologies, ask the alternatives, and write docs/baselines.md.
 
-Usage: python -m benchmarks.baselines [--only WORD]
+Goes on where it was stopped: what was run is kept in benchmarks/baselines/stored.json, until a program or these sources change.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.baselines.alternatives import ALTERNATIVES, THRESHOLDS, loss_differs, weights_differ
-from benchmarks.baselines.runs import ROOT, Run, run
-from fixtures.corpus.index import Program, programs
+from benchmarks.baselines.alternatives import ALTERNATIVES
+from benchmarks.baselines.page import Judged, page
+from benchmarks.baselines.runs import ONE_STEP, ROOT, SCRIPTS, WATCHED, Run, run
+from fixtures.corpus.index import FOLDER, Program, programs
 
+HERE = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "baselines.md"
-STORED = ROOT / "benchmarks" / "scorecard" / "stored.json"
+STORED = HERE / "stored.json"
 SIDE_BY_SIDE = 2
+LARGEST = 1e12
+"""Stands for infinity in the stored scores, for which JSON has no word."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A program with its run on one device and those on its topologies."""
-
-    program: Program
-    one: Run
-    several: tuple[Run, ...]
-
-    def is_accused(self, accuses: Callable[[Run, Run], bool]) -> bool:
-        """Return whether a check accuses the program on one of its topologies."""
-        return any(accuses(run, self.one) for run in self.several)
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether all of its runs did: then there is something to compare."""
-        return all(run.has_ended for run in (self.one, *self.several))
-
-
-def judge(program: Program) -> Judged:
-    """Run a program everywhere."""
-    arguments = program.arguments[:1]
+def judge(program: Program) -> dict[str, Any]:
+    """Run a program everywhere, and return what is stored of it."""
     # Without GPUs TensorFlow has one replica on each of several hosts.
     places = dict.fromkeys(at if at.startswith("1x") else f"{at.partition('x')[0]}x1" for at in program.topologies)
-    judged = Judged(program, run(program, "1x1", arguments), tuple(run(program, at, arguments) for at in places))
-    print(f"{program.id}: {sum(one.seconds for one in (judged.one, *judged.several)):.0f} s", file=sys.stderr, flush=True)
-    return judged
+    runs: dict[str, tuple[Run, ...]] = {
+        script: tuple(run(program, at, script) for at in ("1x1", *places)) for script in (WATCHED, ONE_STEP)
+    }
+    has_ended = all(one.has_ended for its in runs.values() for one in its)
+    seconds = {script: round(sum(one.seconds for one in its) / len(places), 1) for script, its in runs.items()}
+    print(f"{program.id}: {seconds}{'' if has_ended else ' does not end'}", file=sys.stderr, flush=True)
+    scores = {}
+    for one in ALTERNATIVES if has_ended else ():
+        alone, *several = runs[one.script]
+        scores[one.name] = _highest(one.score(its, alone) for its in several)
+    return {"digest": digest(program), "has_ended": has_ended, "scores": scores, "seconds": seconds}
 
 
-def table(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield the lines of the page."""
-    fails = [one.program.id for one in judged if not one.has_ended]
-    judged = [one for one in judged if one.has_ended]
-    wrong, right = ([one for one in judged if one.program.is_wrong is kind] for kind in (True, False))
-    per_program = statistics.median(
-        (one.one.seconds + sum(r.seconds for r in one.several)) / len(one.several) for one in judged
-    )
-    yield "| check | after | wrong programs found | right programs accused | cause named | line named | seconds |"
-    yield "|---|---|---:|---:|---:|---:|---:|"
-    for one in ALTERNATIVES:
-        found, accused = (sum(its.is_accused(one.accuses) for its in group) for group in (wrong, right))
-        counts = f"{found} of {len(wrong)} | {accused} of {len(right)}"
-        yield f"| {one.name} | {one.origin} | {counts} | no | no | {per_program:.1f} |"
-    yield _of_gpudist({one.program.id for one in judged})
-    yield ""
-    yield f"Left out are programs that do not end on one device or on several: {', '.join(fails) or 'none'}."
-    yield ""
-    yield "The thresholds with which most programs are judged rightly:"
-    yield ""
-    for name, check in (("the last loss", loss_differs), ("final weights", weights_differ)):
-        yield f"- {name}: {_best(wrong, right, check)}"
+def _highest(scores: Iterable[float | None]) -> float | None:
+    return max((min(score, LARGEST) for score in scores if score is not None), default=None)
 
 
-def _best(wrong: Sequence[Judged], right: Sequence[Judged], check: Callable[[float], Callable[[Run, Run], bool]]) -> str:
-    def counts(threshold: float) -> tuple[int, int]:
-        return tuple(sum(one.is_accused(check(threshold)) for one in group) for group in (wrong, right))  # type: ignore[return-value]
+@cache
+def digest(program: Program) -> str:
+    """Return a digest of what the runs and the scores of a program depend on."""
+    own = (HERE / "runs.py", HERE / "alternatives.py", HERE / "dispersion.py", *sorted(SCRIPTS.iterdir()))
+    sources = (program.path, FOLDER / "parts.py", FOLDER / "plain.py", *(path for path in own if path.is_file()))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
-    best = max(THRESHOLDS, key=lambda threshold: counts(threshold)[0] - counts(threshold)[1])
-    found, accused = counts(best)
-    return f"{best:g} finds {found} of {len(wrong)}, and accuses {accused} of {len(right)}"
+
+def stored() -> list[Judged]:
+    """Return what is stored of programs as they are now."""
+    kept = json.loads(STORED.read_text()) if STORED.exists() else {}
+    return [
+        Judged(program, its["has_ended"], its["scores"], its["seconds"])
+        for program in programs()
+        if (its := kept.get(program.id)) and its["digest"] == digest(program)
+    ]
 
 
-def _of_gpudist(names: set[str]) -> str:
-    """Return gpudist's own line, from the stored scorecard."""
-    cells = [cell for cell in json.loads(STORED.read_text())["cells"] if cell["group"] == "corpus"]
-    by_program: dict[str, list[dict[str, Any]]] = {}
-    for cell in cells:
-        if (name := cell["name"].partition(" ")[0]) in names:
-            by_program.setdefault(name, []).append(cell)
-    wrong, right = ([its for its in by_program.values() if its[0]["is_right"] is kind] for kind in (False, True))
-    found = sum(all(cell["detected"] for cell in its) for its in wrong)
-    accused = sum(any(cell["false_alarm"] for cell in its) for its in right)
-    first = sum(all(cell["named_first"] for cell in its) for its in wrong)
-    lines = [its for its in wrong if its[0]["line_right"] is not None]
-    named = sum(all(cell["line_right"] for cell in its) for its in lines)
-    seconds = statistics.median(cell["seconds"] for cell in cells)
-    counts = f"{found} of {len(wrong)} | {accused} of {len(right)} | {first} of {len(wrong)} | {named} of {len(lines)}"
-    return f"| **gpudist** | `make scorecard` | {counts} | {seconds:.1f} |"
+def _store(judged: dict[str, dict[str, Any]]) -> None:
+    kept = json.loads(STORED.read_text()) if STORED.exists() else {}
+    STORED.write_text(json.dumps(dict(sorted({**kept, **judged}.items())), indent=1) + "\n")
 
 
 def main() -> int:
-    """Run all programs and write the page."""
+    """Run the programs that are not stored, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="WORD", help="programs with this word in their name; writes no page")
+    parser.add_argument("--only", default="", metavar="WORD", help="programs with this word in their name")
+    parser.add_argument("--fresh", action="store_true", help="run again what is stored")
     wanted = parser.parse_args()
     chosen = [program for program in programs() if wanted.only in program.id]
+    if not chosen:
+        parser.error(f"--only must name programs of the collection. Received: --only {wanted.only}.")
+    known = () if wanted.fresh else {one.program.id for one in stored()}
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        judged = list(pool.map(judge, chosen))
-    text = "\n".join(table(judged)) + "\n"
+        rest = [program for program in chosen if program.id not in known]
+        for program, its in zip(rest, pool.map(judge, rest), strict=True):
+            _store({program.id: its})
+    text = page(stored(), len(programs()))
+    PAGE.write_text(text)
     print(text)
-    if not wanted.only:
-        Path(PAGE).write_text(text)
     return 0
 
 

@@ -17,12 +17,13 @@ from benchmarks.scorecard.cells import Job, judge_all
 from benchmarks.scorecard.corpus import corpus
 from benchmarks.scorecard.fixes import fix_all, with_fixes
 from benchmarks.scorecard.generated import drawn
+from benchmarks.scorecard.partners import partners
 from benchmarks.scorecard.variants import planted, variants
 
 
 def jobs(only: Sequence[str] = ()) -> list[Job]:
     """Return the jobs of a group, or those whose name contains one of the words; without words all."""
-    every = [*(Job(entry) for entry in (*corpus(), *drawn())), *variants(), *planted()]
+    every = [*(Job(entry) for entry in (*corpus(), *partners(), *drawn())), *variants(), *planted()]
     return [job for job in every if not only or any(word == job.entry.group or word in job.entry.name for word in only)]
 
 

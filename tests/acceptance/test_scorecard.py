@@ -15,6 +15,7 @@ from benchmarks.scorecard.cells import Job, Result, assess, judge_all
 from benchmarks.scorecard.corpus import Answer, Entry, corpus, read
 from benchmarks.scorecard.fixes import with_fixes
 from benchmarks.scorecard.generated import LOOP_BUGS, Spec, drawn
+from benchmarks.scorecard.partners import partners
 from emulate.cluster import Preload
 from emulate.report import render
 from fixtures.corpus.index import marked_lines
@@ -95,6 +96,23 @@ def test_the_corpus_has_the_programs_and_cells_that_the_docs_claim() -> None:
 def test_every_wrong_program_marks_the_line_that_is_to_blame() -> None:
     assert [one.name for one in PROGRAMS if not one.answer.is_right and not one.answer.lines] == []
     assert [one.name for one in PROGRAMS if one.answer.is_right and one.answer.lines] == []
+
+
+def test_each_wrong_program_has_a_partner_and_one_that_is_accused_is_a_false_alarm(tmp_path: Path) -> None:
+    wrong = {one.name for one in PROGRAMS if not one.answer.is_right}
+    written = partners(tmp_path)
+    assert {one.name.removeprefix("partner/") for one in written} == wrong
+    judged = {"verdict": "divergent", "causes": [], "seconds": 1.0, "plain": None}
+    assert all(assess(Job(one), topology, judged).false_alarm for one in written for topology in one.topologies)
+
+
+def test_a_partner_that_differs_by_its_bug_alone_is_not_accused(
+    preload: Preload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (partner,) = (one for one in partners(tmp_path) if one.name == "partner/wrong_plateau_of_a_maximum")
+    monkeypatch.chdir(tmp_path)
+    verdict = emulate.verify(partner.path, "1x2", preload=preload)
+    assert verdict.runs[0].verdict in partner.answer.verdicts, render(verdict)
 
 
 def test_cells_have_names_of_their_own() -> None:
