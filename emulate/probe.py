@@ -41,7 +41,7 @@ def install(recorder: Recorder) -> None:
     gpudist_core_hooks.install(recorder)
     if recorder.streams is not None:
         point.when_imported("numpy", functools.partial(draws.see_generators, recorder.streams))
-    for name, package in (("keras", upstream.KERAS_3), ("tf_keras", upstream.LEGACY_KERAS)):
+    for name, package in upstream.KERAS_PACKAGES.items():
         point.when_imported(name, functools.partial(_install_keras, recorder, interventions, package))
 
 

@@ -18,9 +18,14 @@ from typing import Any
 
 from emulate.graph_functions import load
 from emulate.imports import tf
+from gpudist_core.installed import installed_version, release
 
-KERAS_3 = "keras.src"
-LEGACY_KERAS = "tf_keras.src"
+KERAS_PACKAGES = {"keras": "keras.src", "tf_keras": "tf_keras.src"}
+"""Package with the private names of each module that a program may import as Keras."""
+# TensorFlow 2.15 comes with Keras 2.15 as `keras`. Since then only tf_keras is Keras 2.
+IS_KERAS_2 = release(installed_version("keras") or "3.0") < (3, 0)
+KERAS_3 = "no_keras_3.src" if IS_KERAS_2 else "keras.src"
+LEGACY_KERAS = tuple(package for package in KERAS_PACKAGES.values() if package != KERAS_3)
 
 UPDATE_BY_XLA = "_update_step_xla"
 """In this function an optimizer of tf_keras updates one variable where there is a GPU (2.20); the step alone calls it."""
@@ -80,9 +85,9 @@ def coordination() -> Coordination:
 
 LOSS_SCALERS = (
     "tensorflow.python.ops.nn_impl",
-    "keras.src.losses.loss",
-    "tf_keras.src.utils.losses_utils",
-    "tf_keras.src.engine.compile_utils",
+    f"{KERAS_3}.losses.loss",
+    *(f"{package}.utils.losses_utils" for package in LEGACY_KERAS),
+    *(f"{package}.engine.compile_utils" for package in LEGACY_KERAS),
 )
 """Modules that divide a program's loss by the number of replicas in its place."""
 
@@ -168,7 +173,7 @@ def optimizers(package: str) -> list[tuple[Any, str]]:
     """Return (class, method) of every apply that can end a training step, of TensorFlow 1, Keras 3 or tf_keras.
 
     Args:
-        package: `tensorflow`, `KERAS_3` or `LEGACY_KERAS`.
+        package: `tensorflow`, or one of `KERAS_PACKAGES`.
 
     Returns:
         The classes that define the method themselves.
@@ -176,10 +181,10 @@ def optimizers(package: str) -> list[tuple[Any, str]]:
     if package == KERAS_3:
         scale = load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer
         return [(load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"), (scale, "apply")]
-    if package == LEGACY_KERAS:
-        optimizer = load(f"{LEGACY_KERAS}.optimizers.optimizer")
-        scale = load(f"{LEGACY_KERAS}.mixed_precision.loss_scale_optimizer")
-        version_2 = load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2
+    if package in LEGACY_KERAS:
+        optimizer = load(f"{package}.optimizers.optimizer")
+        scale = load(f"{package}.mixed_precision.loss_scale_optimizer")
+        version_2 = load(f"{package}.optimizers.legacy.optimizer_v2").OptimizerV2
         classes = [
             optimizer._BaseOptimizer,
             optimizer.Optimizer,
@@ -228,8 +233,7 @@ def steps_made(optimizer: Any) -> int:
 
 def layer_classes() -> list[Any]:
     """Return the Layer classes of the imported Keras versions."""
-    names = (f"{KERAS_3}.layers.layer", f"{LEGACY_KERAS}.engine.base_layer")
-    return [load(name).Layer for name in names if name in sys.modules]
+    return [load(name).Layer for name in KERAS_LAYERS if name in sys.modules]
 
 
 def keras_loss_module() -> Any:
@@ -239,7 +243,7 @@ def keras_loss_module() -> Any:
 
 def metric_classes() -> list[Any]:
     """Return the Metric classes of the imported Keras versions."""
-    names = (f"{KERAS_3}.metrics.metric", f"{LEGACY_KERAS}.metrics.base_metric")
+    names = (f"{KERAS_3}.metrics.metric", *(f"{package}.metrics.base_metric" for package in LEGACY_KERAS))
     return [load(name).Metric for name in names if name in sys.modules]
 
 
@@ -251,7 +255,7 @@ def mirrored_metric_class() -> Any:
 
 def callback_list_classes() -> list[Any]:
     """Return the CallbackList classes of the imported Keras versions: every log of `fit` passes them."""
-    names = (f"{KERAS_3}.callbacks.callback_list", f"{LEGACY_KERAS}.callbacks")
+    names = (f"{KERAS_3}.callbacks.callback_list", *(f"{package}.callbacks" for package in LEGACY_KERAS))
     return [load(name).CallbackList for name in names if name in sys.modules]
 
 
@@ -290,7 +294,8 @@ def own_weights(layer: Any) -> list[Any]:
 
 def policy_classes() -> list[Any]:
     """Return the dtype policies of the imported Keras versions: `_parse_name` gives compute and variable dtypes."""
-    names = {f"{KERAS_3}.dtype_policies.dtype_policy": "DTypePolicy", f"{LEGACY_KERAS}.mixed_precision.policy": "Policy"}
+    names = {f"{package}.mixed_precision.policy": "Policy" for package in LEGACY_KERAS}
+    names[f"{KERAS_3}.dtype_policies.dtype_policy"] = "DTypePolicy"
     return [getattr(load(module), name) for module, name in names.items() if module in sys.modules]
 
 
@@ -555,7 +560,7 @@ def _digest_of(graph: Any, dataset: Any) -> str:
     return state.hexdigest()
 
 
-KERAS_LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
+KERAS_LAYERS = (f"{KERAS_3}.layers.layer", *(f"{package}.engine.base_layer" for package in LEGACY_KERAS))
 
 
 def stack() -> list[tuple[str, int]]:

@@ -56,6 +56,7 @@ _NAMES = {
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 _WITHOUT_TENSORFLOW = ("environments", "errors")
+_WITHOUT_KERAS = ("replicas", "strategies")
 
 __all__ = [
     "CertificateMismatch",
@@ -101,7 +102,7 @@ def __getattr__(name: str) -> Any:
         from gpudist_core.errors import Unavailable
         from gpudist_core.installed import unsupported
 
-        if text := unsupported():
+        if text := unsupported(with_keras_2=_PLACES[name] in _WITHOUT_KERAS):
             raise Unavailable(text)
     value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     globals()[name] = value

@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}
+OLDEST = {"tensorflow": (2, 16), "keras": (3, 8)}
+# They belong together. gpudist verifies programs with them. What uses Keras in gpudist_core needs Keras 3.
+OLDEST_OF_KERAS_2 = {"tensorflow": (2, 15), "keras": (2, 15)}
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 _INSTALL = {
     "tensorflow": "pip install --upgrade 'gpudist[tensorflow]' (tensorflow-cpu, tf-nightly and vendors' builds also work)",
@@ -41,10 +43,20 @@ def own_version() -> str:
         return "source"
 
 
-def unsupported() -> str | None:
-    """Return one sentence on what must be installed; None where this TensorFlow and this Keras are supported."""
+def unsupported(*, with_keras_2: bool = False) -> str | None:
+    """Return one sentence on what must be installed; None where this TensorFlow and this Keras are supported.
+
+    Args:
+        with_keras_2: Whether TensorFlow 2.15 is supported with its Keras 2.15.
+
+    Returns:
+        The sentence.
+    """
+    versions = {module: installed_version(module) for module in OLDEST}
+    if with_keras_2 and {module: release(version or "") for module, version in versions.items()} == OLDEST_OF_KERAS_2:
+        return None
     for module, oldest in OLDEST.items():
-        version = installed_version(module)
+        version = versions[module]
         if version is None or release(version) < oldest:
             rule = f"{_TITLES[module]} {oldest[0]}.{oldest[1]} or newer must be installed"
             return f"{rule}. Received: {module}={version!r}, python={sys.executable!r}. Run: {_INSTALL[module]}."

@@ -37,7 +37,7 @@ def make(pair: Pair) -> Path:
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     if not python.exists():
-        subprocess.run([_interpreter(pair.python), "-m", "venv", str(FOLDER / pair.environment)], check=True)
+        subprocess.run([interpreter(pair.python), "-m", "venv", str(FOLDER / pair.environment)], check=True)
     _pip(python, "--upgrade", "pip>=25.1")  # the first that reads dependency groups
     _pip(python, "--upgrade", *pair.requirements, "--editable", ".", "--group", "test-tools")
     stamp.write_text(wanted)
@@ -61,7 +61,7 @@ def _pip(python: Path, *args: str) -> None:
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--compile", *args], check=True, cwd=ROOT, env=environment)
 
 
-def _interpreter(version: str) -> str:
+def interpreter(version: str) -> str:
     found = next((path for path in _candidates(version) if _is_of(path, version)), None)
     if found is None:
         raise SystemExit(

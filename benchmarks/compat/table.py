@@ -47,9 +47,8 @@ def text(results: Mapping[str, Any]) -> str:
 
 
 def _row(pair: Pair, result: Mapping[str, Any]) -> str:
-    keras = "tf_keras" if pair.is_legacy else "keras"
     versions = result["versions"]
-    named = f"tf_keras {versions[keras]}" if pair.is_legacy else versions[keras]
+    named = f"tf_keras {versions[pair.keras]}" if pair.keras == "tf_keras" else versions[pair.keras]
     programs, tests = (_count(result, is_program) for is_program in (True, False))
     return f"| {versions['tensorflow']} | {named} | {versions['python']} | {programs} | {tests} |\n"
 
@@ -62,7 +61,7 @@ def _count(result: Mapping[str, Any], is_program: bool) -> str:
 
 def _exceptions(pair: Pair, result: Mapping[str, Any]) -> Iterator[str]:
     if pair.is_legacy:
-        yield f"- {pair.name}: the programs run with `import tf_keras as keras`; those of gpudist_core need Keras 3."
+        yield f"- {pair.name}: the programs run with Keras 2 (`{pair.keras}`); those of gpudist_core need Keras 3."
     if missing := result["collected"] - len(result["tests"]):
         yield f"- {pair.name}: {missing} of {result['collected']} have not run."
     for name, one in result["tests"].items():

@@ -16,6 +16,7 @@ from typing import Any
 
 from emulate.imports import Later
 from emulate.point import instead_of
+from emulate.upstream import IS_KERAS_2, LEGACY_KERAS
 
 CONTEXT = "tensorflow.python.eager.context"
 _STRATEGY = "tensorflow.python.distribute.collective_all_reduce_strategy"
@@ -30,8 +31,8 @@ _DRAWS = {
     "keras.src.visualization.plot_bounding_box_gallery": ("patches", "matplotlib.patches"),
 }
 """Keras's imports of matplotlib: by importing module, the name in it and the imported module."""
-TF_KERAS = "keras._tf_keras.keras"
-"""Module behind `tf.keras` with Keras 3. `import keras` does not import it in Keras 3.8."""
+TF_KERAS = "keras" if IS_KERAS_2 else "keras._tf_keras.keras"
+"""Module behind `tf.keras`. With Keras 3 `import keras` does not import it (Keras 3.8)."""
 
 
 def _eager_context() -> Any:
@@ -171,8 +172,14 @@ def forget_generator() -> None:
         module.global_generator = None  # type: ignore[attr-defined]
 
 
+def imported_keras_3() -> Any:
+    """Return the module `keras`; None if it is not imported, or is Keras 2."""
+    return sys.modules.get("keras") if not IS_KERAS_2 else None
+
+
 def clear_legacy_session() -> None:
-    """Clear the session of tf_keras, and forget its seed."""
-    if (backend := sys.modules.get("tf_keras.src.backend")) is not None:
-        backend.clear_session()
-        vars(backend._SEED_GENERATOR).pop("generator", None)
+    """Clear the session of Keras 2, and forget its seed."""
+    for package in LEGACY_KERAS:
+        if (backend := sys.modules.get(f"{package}.backend")) is not None:
+            backend.clear_session()
+            vars(backend._SEED_GENERATOR).pop("generator", None)

@@ -139,7 +139,7 @@ class Reset:
         os.chdir(self._cwd)
         tempfile.tempdir = None
         forget_seeds()
-        if (keras := sys.modules.get("keras")) is not None:
+        if (keras := upstream.imported_keras_3()) is not None:
             keras.utils.clear_session()
         upstream.clear_legacy_session()
         if self._policy is not None and _dtype_policy() != self._policy:
@@ -184,5 +184,5 @@ def forget_seeds() -> None:
 
 def _dtype_policy() -> Any:
     """Return Keras's global dtype policy, which is part of the session that is cleared; None before Keras is imported."""
-    keras = sys.modules.get("keras")
+    keras = upstream.imported_keras_3()
     return None if keras is None else keras.config.dtype_policy()

@@ -241,7 +241,7 @@ def check_tensorflow() -> None:
     Raises:
         UsageError: When one of them is missing or too old; the text says what to install.
     """
-    if text := unsupported():
+    if text := unsupported(with_keras_2=True):
         raise UsageError(text)
 
 
@@ -260,7 +260,7 @@ def describe_machine() -> dict[str, Any]:
         256
     """
     memory, tensorflow = psutil.virtual_memory(), what_tensorflow_says()
-    problem = unsupported() or tensorflow.get("tensorflow_error")
+    problem = unsupported(with_keras_2=True) or tensorflow.get("tensorflow_error")
     error = {"tensorflow_error": problem} if problem else {}
     # Measured: the first host of a cluster costs about 500 MB, each further one about 100 MB (it shares pages with the parent).
     hosts = min(MAX_HOSTS, max(1, 1 + (memory.available - 500 * MIB) // (100 * MIB)))

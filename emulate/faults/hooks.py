@@ -30,8 +30,8 @@ def install(known: HostFaults, send: Send) -> None:
         return
     hooks = _Hooks(Triggers(known, send))
     when_imported("tensorflow", hooks.install_tensorflow)
-    when_imported("keras", lambda: hooks.wrap_optimizers(upstream.KERAS_3))
-    when_imported("tf_keras", lambda: hooks.wrap_optimizers(upstream.LEGACY_KERAS))
+    for name, package in upstream.KERAS_PACKAGES.items():
+        when_imported(name, functools.partial(hooks.wrap_optimizers, package))
     if "checkpoint" in hooks.phases:
         when_imported("keras", hooks.wrap_keras_savers)
         when_imported(_SAVING, hooks.wrap_core_checkpoints)

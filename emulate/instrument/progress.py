@@ -11,6 +11,7 @@ times a second.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -163,8 +164,8 @@ class Pulse:
         point.listen(self._failed)
         if self._several_hosts:
             when_imported("tensorflow", lambda: install(self._send, lambda: self.num_steps))
-        when_imported("keras", lambda: self._see(upstream.KERAS_3))
-        when_imported("tf_keras", lambda: self._see(upstream.LEGACY_KERAS))
+        for name, package in upstream.KERAS_PACKAGES.items():
+            when_imported(name, functools.partial(self._see, package))
 
     def _failed(self, at: str, error: Exception) -> None:
         text = f"gpudist itself failed at {at} ({type(error).__name__}: {error}): it cannot tell how far the program is"

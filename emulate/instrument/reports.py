@@ -211,7 +211,7 @@ def see_epochs_so_far(recorder: Recorder, cls: Any) -> None:
 
 def _note_train_step(recorder: Recorder, model: Any) -> None:
     """Note whether the program has written the `train_step` of these logs."""
-    theirs = (upstream.KERAS_3, upstream.LEGACY_KERAS, "gpudist_core.")
+    theirs = (upstream.KERAS_3, *upstream.LEGACY_KERAS, "gpudist_core.")
     owners = [cls for cls in type(model).__mro__ if "train_step" in vars(cls)]
     if "train_step" in vars(model) or any(not cls.__module__.startswith(theirs) for cls in owners):
         recorder.facts.own_train_step = True

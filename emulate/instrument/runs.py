@@ -94,10 +94,11 @@ def install(recorder: Recorder, interventions: Interventions) -> None:
         _wrap_run(recorder, interventions, cls)
     if recorder.plan.functions:
         _wrap_functions(recorder, interventions)
-    for package in ("keras", "tf_keras"):
-        when_imported(package, functools.partial(_wrap_layers, recorder))
-    when_imported("keras", lambda: _see_masks(recorder))
-    when_imported("keras", lambda: _see_surprises(recorder))
+    for name, package in upstream.KERAS_PACKAGES.items():
+        when_imported(name, functools.partial(_wrap_layers, recorder))
+        if package == upstream.KERAS_3:
+            when_imported(name, functools.partial(_see_masks, recorder))
+            when_imported(name, functools.partial(_see_surprises, recorder))
 
 
 def _wrap_functions(recorder: Recorder, interventions: Interventions) -> None:

@@ -18,6 +18,8 @@ from emulate.verify import Run
 from fixtures.manifest import ALSO_ASKED, BUGS, HERE, PROGRAMS, RECIPES
 from tests.versions import since
 
+# TensorFlow 2.15 has Keras 2 under the name keras.
+HAS_KERAS_3 = since("keras", "3.0")
 IS_LEGACY = os.environ.get("GPUDIST_COMPAT_LEGACY_KERAS") == "1"
 
 
@@ -67,7 +69,7 @@ ITEMS = (
 @pytest.fixture(scope="module")
 def parent() -> Iterator[Preload]:
     """A parent that imported the Keras of this pair."""
-    with Preload(environment={"TF_USE_LEGACY_KERAS": str(int(IS_LEGACY))}, modules=("emulate.verify",)) as made:
+    with Preload(environment={"TF_USE_LEGACY_KERAS": str(int(IS_LEGACY and HAS_KERAS_3))}, modules=("emulate.verify",)) as made:
         yield made
 
 
@@ -75,7 +77,7 @@ def parent() -> Iterator[Preload]:
 def test_gpudist_says_of_a_program_what_the_manifest_says(item: Item, parent: Preload, tmp_path: Path) -> None:
     if IS_LEGACY and item.name in NOT_IN_KERAS_2:
         pytest.skip(NOT_IN_KERAS_2[item.name])
-    path = _with_legacy_keras(item.path, tmp_path) if IS_LEGACY else item.path
+    path = _with_legacy_keras(item.path, tmp_path) if IS_LEGACY and HAS_KERAS_3 else item.path
     if item.verdicts == ("wrong-use",):
         with pytest.raises(UsageError):
             emulate.verify(path, item.topology, preload=parent)

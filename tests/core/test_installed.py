@@ -64,8 +64,8 @@ def test_a_file_of_the_user_or_what_an_uninstall_left_is_no_tensorflow(site: Pat
 @pytest.mark.parametrize(
     ("versions", "message"),
     [
-        ({}, r"TensorFlow 2\.18 or newer must be installed\. Received: tensorflow=None, .*'gpudist\[tensorflow\]'"),
-        ({"tensorflow": "2.17.1", "keras": "3.8.0"}, r"TensorFlow 2\.18 .* Received: tensorflow='2\.17\.1'"),
+        ({}, r"TensorFlow 2\.16 or newer must be installed\. Received: tensorflow=None, .*'gpudist\[tensorflow\]'"),
+        ({"tensorflow": "2.15.1", "keras": "3.8.0"}, r"TensorFlow 2\.16 .* Received: tensorflow='2\.15\.1'"),
         ({"tensorflow": "2.18.0", "keras": "3.7.0"}, r"Keras 3\.8 .* Received: keras='3\.7\.0', .*'keras>=3\.8'"),
         ({"tensorflow": "2.18.0"}, r"Keras 3\.8 or newer must be installed\. Received: keras=None"),
     ],
@@ -78,6 +78,22 @@ def test_what_must_be_installed_is_said_before_anything_starts(site: Path, versi
     with pytest.raises(Unavailable, match=message):
         gpudist_core.__getattr__("make_strategy")
     assert gpudist_core.__getattr__("UsageError")
+
+
+def test_programs_of_tensorflow_2_15_are_verified_but_gpudist_core_needs_keras_3(site: Path) -> None:
+    for module, version in (("tensorflow", "2.15.1"), ("keras", "2.15.0")):
+        install(site, module, version, f"{module}-{version}")
+    assert unsupported(with_keras_2=True) is None
+    with pytest.raises(Unavailable, match=r"TensorFlow 2\.16 .* Received: tensorflow='2\.15\.1'"):
+        gpudist_core.__getattr__("distributed")
+
+
+def test_keras_2_is_the_package_keras_in_tensorflow_2_15(site: Path) -> None:
+    install(site, "keras", "2.15.0", "keras-2.15.0")
+    code = "from emulate import upstream; print(*upstream.LEGACY_KERAS, upstream.KERAS_3)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["keras.src", "tf_keras.src", "no_keras_3.src"]
 
 
 @pytest.mark.parametrize(("version", "numbers"), [("2.22.0-dev20261120", (2, 22)), ("3.10.1", (3, 10)), ("head", (0, 0))])
@@ -105,7 +121,7 @@ def test_the_command_says_it_and_exits_with_2(command: list[str], without_tensor
         env=without_tensorflow, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith("gpudist: TensorFlow 2.18 or newer must be installed. Received: tensorflow=None, ")
+    assert result.stderr.startswith("gpudist: TensorFlow 2.16 or newer must be installed. Received: tensorflow=None, ")
     assert result.stderr.count("\n") == 1
 
 
@@ -122,5 +138,5 @@ def test_the_plugin_says_it_for_a_test_of_a_topology(without_tensorflow: dict[st
         text=True,
         check=False,
     )
-    assert "TensorFlow 2.18 or newer must be installed. Received: tensorflow=None" in result.stdout, result.stdout
+    assert "TensorFlow 2.16 or newer must be installed. Received: tensorflow=None" in result.stdout, result.stdout
     assert "1 passed" in result.stdout

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.acceptance.plugin.conftest import Run
+from tests.versions import since
 
 SMALL = """
 import os
@@ -223,6 +224,7 @@ def test_dropout(gpudist):
 """
 
 
+@pytest.mark.skipif(not since("keras", "3.0"), reason="Keras 2's Dropout draws other numbers on each replica")
 def test_programs_are_verified_with_the_settings_of_the_run(run: Run, suite: pytest.Pytester) -> None:
     fixtures = Path(__file__).parents[3] / "fixtures"
     paths = ("programs/custom_loop_cnn.py", "bugs/loss_scaling.py", "bugs/identical_dropout.py")

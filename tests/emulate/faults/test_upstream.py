@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from emulate import graph_functions, upstream
-from emulate.upstream import KERAS_3, LEGACY_KERAS, optimizers, steps_made
+from emulate.upstream import KERAS_3, KERAS_PACKAGES, optimizers, steps_made
 
 
 def test_strategies_run_optimizers_apply_and_collectives_start_where_they_are_wrapped() -> None:
@@ -20,7 +20,7 @@ def test_strategies_run_optimizers_apply_and_collectives_start_where_they_are_wr
     assert all(
         "input_tensor" in inspect.signature(getattr(launcher, name)).parameters for name in ("all_reduce", "_all_gather")
     )
-    for package in ("tensorflow", KERAS_3, LEGACY_KERAS):
+    for package in ("tensorflow", *KERAS_PACKAGES.values()):
         pytest.importorskip(package.partition(".")[0])
         assert optimizers(package)
     assert [name for _, name in optimizers(KERAS_3)] == ["apply", "apply"]

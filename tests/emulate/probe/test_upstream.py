@@ -66,7 +66,7 @@ def test_optimizers_of_keras_3_apply_through_one_method_with_this_signature(host
 
 def test_optimizers_of_tf_keras_apply_through_these_classes(host: Any) -> None:
     def look() -> list[str]:
-        applies = [*upstream.optimizers("tensorflow"), *upstream.optimizers(upstream.LEGACY_KERAS)]
+        applies = [*upstream.optimizers("tensorflow"), *upstream.optimizers("tf_keras.src")]
         return [f"{cls.__name__}.{name}" for cls, name in applies]
 
     names = ("Optimizer", "_BaseOptimizer", "Optimizer", "OptimizerV2", "LossScaleOptimizer", "LossScaleOptimizerV3")
@@ -79,7 +79,7 @@ def test_classes_of_both_keras_are_where_the_probe_looks(host: Any) -> None:
         import tf_keras  # noqa: F401
 
         finders = (upstream.layer_classes, upstream.metric_classes, upstream.callback_list_classes)
-        of_batchnorm = [upstream.batchnorm_class(package) for package in (upstream.KERAS_3, upstream.LEGACY_KERAS)]
+        of_batchnorm = [upstream.batchnorm_class(package) for package in upstream.KERAS_PACKAGES.values()]
         return [[cls.__module__.partition(".")[0] for cls in found] for found in (*(one() for one in finders), of_batchnorm)]
 
     assert host(look) == [["keras", "tf_keras"]] * 4
