@@ -144,6 +144,25 @@ def test_a_loop_over_the_examples_is_the_same_for_another_number_of_them() -> No
     assert small == large
 
 
+def test_loops_of_functions_of_which_the_definition_alone_is_left_are_described_for_any_number_of_examples() -> None:
+    import tensorflow as tf
+
+    def gradient(logits: Any) -> Any:
+        number = logits.shape[0]
+        labels, lengths = tf.tile([[1, 2]], (number, 1)), tf.fill((number,), 2)
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            times = tf.tile(logits[:, None], (1, 5, 1))
+            loss = tf.nn.ctc_loss(labels, times, lengths, tf.fill((number,), 5), logits_time_major=False)
+        return tape.gradient(loss, logits)
+
+    small, large = described(gradient), described(gradient, rows=8)
+    kinds = [kind for kind, *_ in small.operations]
+    assert kinds.count("TensorScatterUpdate") >= 2  # in the loops
+    assert kinds == [kind for kind, *_ in large.operations]
+    assert all(stack_lines.of_operation(op) == () for op in small.made if op.type == "TensorScatterUpdate")
+
+
 def test_operations_of_a_loaded_model_have_no_line(tmp_path: Path) -> None:
     import tensorflow as tf
 
