@@ -86,6 +86,32 @@ def test_each_stage_has_the_lines_of_its_operations(recorded: Any, topology: str
     }
 
 
+def test_how_many_batches_are_skipped_and_taken_is_recorded_with_the_line(recorded: Any) -> None:
+    def program() -> None:
+        import numpy as np
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        with strategy.scope():
+            weight = tf.Variable(tf.ones((4, 1)))
+            optimizer = tf.keras.optimizers.SGD(0.1)
+            optimizer.build([weight])
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x @ weight)
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        data = tf.data.Dataset.from_tensor_slices(tf.ones((16, 4))).batch(2)
+        data = data.skip(np.int64(1)).skip(tf.constant(2, tf.int64)).take(count=3)
+        for batch in strategy.experimental_distribute_dataset(data):
+            tf.function(strategy.run)(step, args=(batch,))
+
+    trace = recorded(program, "1x2")
+    assert [event["count"] for event in made_at(trace, "skip") if "called" not in event] == [1, 2]
+    assert [event["count"] for event in made_at(trace, "take") if "called" not in event] == [3]
+
+
 def test_what_is_made_of_the_loss_for_a_report_has_its_line(recorded: Any) -> None:
     trace = recorded(LOOPS[True])
     assert lines_of(trace, "reported", "made") == [named("report")]
