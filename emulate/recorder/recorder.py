@@ -230,6 +230,7 @@ class Recorder:
     def assigned_between_steps(self, variable: Any, *, by_program: bool) -> None:
         """Record what the program makes of a variable that a kept function reads, and note others that training changes."""
         self.functions.changes(variable)
+        self.lines.note_call("assign", {"trainable": bool(getattr(variable, "trainable", True))})
         is_training = self.facts.optimizers or self.facts.taping
         if by_program and is_training and self.plan.keeps_functions and self.functions.variable(variable) is None:
             name = self.names.of(variable)
