@@ -589,9 +589,20 @@ def function_graph_class() -> Any:
     return load("tensorflow.python.framework.func_graph").FuncGraph
 
 
+def is_function(graph: Any, name: str) -> bool:
+    """Return whether a type of operations is the name of a function that they call (TF 2.21)."""
+    return bool(graph._is_function(name))
+
+
 def operations_of(graph: Any, name: str) -> list[Any]:
     """Return the operations of a function that operations of a graph call (`Graph._functions`, TF 2.21)."""
-    return list(graph._functions[name].graph.get_operations())
+    function = graph._functions[name]
+    body = getattr(function, "graph", None)
+    if body is None:  # made by Defun, as in the loops of tf.nn.ctc_loss: the definition alone is left
+        with graph.as_default():
+            graphs = load("tensorflow.python.framework.function_def_to_graph")
+            body = graphs.function_def_to_graph(function.definition, include_library_functions=True)
+    return list(body.get_operations())
 
 
 def replica_collectives() -> list[tuple[Any, str]]:

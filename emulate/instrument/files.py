@@ -175,17 +175,26 @@ def _reads(args: tuple[Any, ...]) -> bool:
 
 
 def _made(args: tuple[Any, ...]) -> Iterator[Any]:
-    if not isinstance(args[0], int) and not os.path.exists(args[0]):  # makedirs(exist_ok=True) asks in vain
-        yield args[0]
+    path = _in_folder(args[0], args[2])
+    if not isinstance(path, int) and not os.path.exists(path):  # makedirs(exist_ok=True) asks in vain
+        yield path
+
+
+def _in_folder(path: Any, descriptor: int) -> Any:
+    """Return a path as the process sees it, not as it is in the folder of an open descriptor (-1: in the working directory).
+
+    The audit event of `os.open` does not have its `dir_fd` (Python 3.14).
+    """
+    return path if descriptor < 0 or isinstance(path, int) else os.path.join(f"/proc/self/fd/{descriptor}", os.fsdecode(path))
 
 
 _LOOKS: dict[str, Callable[[tuple[Any, ...]], Iterator[Any]]] = {
     "open": _opened,
     "os.mkdir": _made,
-    "os.rename": lambda args: iter(args[:2]),
-    "os.link": lambda args: iter(args[1:2]),
-    "os.symlink": lambda args: iter(args[1:2]),
-    "os.remove": lambda args: iter(args[:1]),
+    "os.rename": lambda args: map(_in_folder, args[:2], args[2:]),
+    "os.link": lambda args: iter([_in_folder(args[1], args[3])]),
+    "os.symlink": lambda args: iter([_in_folder(args[1], args[2])]),
+    "os.remove": lambda args: iter([_in_folder(*args)]),
     "os.truncate": lambda args: iter(args[:1]),
     "sqlite3.connect": lambda args: iter(args[:1]),
 }

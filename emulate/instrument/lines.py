@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.interventions import see_counts
 from emulate.point import around, around_function, caller, program_caller, when_imported
 from emulate.recorder import Recorder, current_body
@@ -43,7 +44,7 @@ def install(recorder: Recorder) -> None:
 
     dataset, strategy = upstream.dataset_class(), upstream.strategy_class()
     for name in _PIPELINE:
-        _wrap(recorder, dataset, name, name, about=_seed_of if name == "shuffle" else None)
+        _wrap(recorder, dataset, name, name, about=_ABOUT.get(name))
     for name in _SOURCES:
         _wrap(recorder, dataset, name, name, static=True)
     _wrap(recorder, strategy, "experimental_distribute_dataset", "distribute")
@@ -101,6 +102,15 @@ def _by_whom(frame: Any) -> dict[str, Any]:
 
 def _seed_of(args: Any, kwargs: Any) -> dict[str, Any]:
     return _seeded(kwargs.get("seed", args[2] if len(args) > 2 else None))
+
+
+def _count_of(args: Any, kwargs: Any) -> dict[str, Any]:
+    count = tf.get_static_value(kwargs.get("count", args[1] if len(args) > 1 else None))
+    is_known = isinstance(count, numbers.Integral) or getattr(count, "shape", None) == ()
+    return {"count": int(count)} if is_known else {}
+
+
+_ABOUT = {"shuffle": _seed_of, "take": _count_of, "skip": _count_of}
 
 
 def _seeded(seed: Any) -> dict[str, Any]:

@@ -214,7 +214,8 @@ def _taken(recorder: Recorder, interventions: Interventions, target: Any, source
     flat = tf.nest.flatten(result)
     gradients = interventions.taped_of_shares(body, variables, flat)
     if body.is_here():
-        body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and is_floating(t)]
+        if are_variables(variables):  # what a loss takes of its own inputs, as a gradient penalty does, is no loss
+            body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and is_floating(t)]
         if len(variables) == len(gradients) and are_variables(variables) and body.share in (None, -1):
             body.tape.append((gradients, variables))
             of_loop = not (recorder.has_optimizer or recorder.has_servers)  # no optimizer is seen to apply; workers take turns

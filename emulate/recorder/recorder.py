@@ -21,6 +21,7 @@ from emulate.recorder.queue import Record, RecordQueue
 from emulate.recorder.replica_call import Body
 from emulate.recorder.rng_streams import Streams
 from emulate.recorder.user_lines import Lines
+from emulate.recorder.variable_reads import VariableReads
 from emulate.trace import Facts, TraceWriter
 from emulate.upstream import Names, is_count_of_each, is_floating, read_local
 
@@ -78,6 +79,7 @@ class Recorder:
         self._by_hand: set[int] = set()
         self._assigned: dict[str, dict[int, Any]] = {}
         self._trained: set[int] = set()
+        self._reads = VariableReads()
         self._noted: set[str] = set()
         self._finishing, self._finished = threading.Lock(), False
 
@@ -205,6 +207,7 @@ class Recorder:
         assigned = self._assigned.setdefault(body.label, {})
         assigned |= body.assigned  # a function inside that is not traced again assigns them all the same
         self._by_hand |= body.by_hand
+        self._note_reads(body, assigned)
         # What a layer assigns is recorded with the weights, before the step's own assignments.
         others = self._trained | ({id(upstream.tf_variable(v)) for v in self.untrained(body)} - self._by_hand)
         state = [variable for key, variable in assigned.items() if key not in others]
@@ -227,6 +230,7 @@ class Recorder:
     def assigned_between_steps(self, variable: Any, *, by_program: bool) -> None:
         """Record what the program makes of a variable that a kept function reads, and note others that training changes."""
         self.functions.changes(variable)
+        self.lines.note_call("assign", {"trainable": bool(getattr(variable, "trainable", True))})
         is_training = self.facts.optimizers or self.facts.taping
         if by_program and is_training and self.plan.keeps_functions and self.functions.variable(variable) is None:
             name = self.names.of(variable)
@@ -238,6 +242,13 @@ class Recorder:
             and not self.trace.has_reached_last
         ):
             self.queue.hand_over("set", {"variable": number}, [(("set",), variable.read_value())])
+
+    def _note_reads(self, body: Body, assigned: Mapping[int, Any]) -> None:
+        """Note which assigned variables a step reads."""
+        reads = self._reads.see(body, {self.names.of(variable): variable for variable in assigned.values()})
+        if reads != self.facts.reads:
+            self.facts.reads = reads
+            self.write_facts()
 
     def _note_shared(self, state: list[Any]) -> None:
         """Note which assigned values belong to one variable for several replicas."""

@@ -43,6 +43,8 @@ class Facts:
         mirrored_metrics: Whether all replicas share the variables of each metric (an old Keras 3).
         train_steps: Whether the program makes steps of gpudist_core's.
         of_first: Names of single numbers that a step assigns and that are those of the first replica.
+        reads: Of each variable that a step assigns whether a step makes more of its value than its next one, on which gradients
+            or weights may depend. Also true where that is not seen.
         outside: Names of variables that the program assigns between steps, outside of `Strategy.run`, and that no step reads.
         shared: Names of variables that a step assigns and that several replicas of a host have one of together.
         values_added: Names of variables of whose sparse gradients a step adds up the values over the replicas without the rows.
@@ -62,6 +64,7 @@ class Facts:
     held: dict[str, Any] = field(default_factory=dict)
     mapped: dict[str, Any] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    reads: dict[str, bool] = field(default_factory=dict)
     batchnorm: list[str] = field(default_factory=list)
     masked: list[str] = field(default_factory=list)
     unmasked: list[str] = field(default_factory=list)

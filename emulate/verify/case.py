@@ -198,6 +198,7 @@ class Case:
         self._base: Comparison | None = None
         self._explanation: Explanation | None = None
         self._explained: list[Callable[[Point], bool]] = []
+        self._explained_always: list[Callable[[Point], bool]] = []
         # Invariant: a subset of what was ever explained; what is set aside stays so when the base changes.
         self._aside: list[Callable[[Point], bool]] = []
 
@@ -348,6 +349,11 @@ class Case:
         elif not self.lab.permutes and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
             self._replay(0, "the order of the examples matters, and differs here")
 
+    def all_agrees(self) -> bool:
+        """Return whether numbers were compared, and none of them differs."""
+        self.choose_base()
+        return self.base.is_equivalent
+
     def _replay(self, step: int, why: str) -> None:
         """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""
         again = self.switch("replay")
@@ -451,11 +457,12 @@ class Case:
         """Return the differences of the base that neither the arithmetic nor its consequences explain."""
         named = self.has("initial-weights") or self.has("unseeded-randomness")
         points = [p for p in self.base.exceeding if not (named and p.measure.key.kind == "initial-weight")]
-        return [point for point in points if not any(predicate(point) for predicate in self._explained)]
+        predicates = [*self._explained, *self._explained_always]
+        return [point for point in points if not any(predicate(point) for predicate in predicates)]
 
-    def explain(self, predicate: Callable[[Point], bool]) -> None:
-        """Note that a cause explains these differences."""
-        self._explained.append(predicate)
+    def explain(self, predicate: Callable[[Point], bool], *, always: bool = False) -> None:
+        """Note that a cause explains these differences; always: also where the base changes later."""
+        (self._explained_always if always else self._explained).append(predicate)
 
     def explain_aside(self, predicate: Callable[[Point], bool]) -> None:
         """Note that a cause explains these differences, which do not start the divergence: advice, or a consequence."""

@@ -10,13 +10,14 @@ why (the order of causes is in `causes/catalogue.py`):
    they are others; or only up to the step from which on they cannot be compared.
 5. Which examples did it train on, and where did it start? What differs there explains differences later on.
 6. What would drown or look like something else: a sum over the replicas that is missing, BatchNormalization, state that steps
-   assign, clipping. The numbers that follow are judged with it switched off, or on a base that does it too (`Case.rebase`).
-7. Factors, weights and decays of gradients: closed forms, the simplest first. Then what needs another run to be told.
-8. What is reported, random numbers, hosts that differ. Last, what nothing explains; where something is left, the reference is
-   repeated before it is called unexplained.
+   assign. The numbers that follow are judged with it switched off, or on a base that does it too (`Case.rebase`).
+7. Why do gradients differ? That is a loop (`causes/gradients.py`), which asks for explanations by their price.
+8. What is made of the same gradients, what is reported, random numbers, hosts that differ. Last, what nothing explains; where
+   something is left, the reference is repeated before it is called unexplained.
 
-A cause that is found takes its differences out (`explain`, `cut`), and later causes see only what is left. So each cause relies
-on those before it, and the order matters. That is the weakness of this judge: a later and simpler cause cannot win.
+A cause that is found takes its differences out (`explain`, `cut`), and others see only what is left. In the loop of gradients
+the order of causes means nothing: what one answer names does not exclude the rest. The causes before and after it still rely on
+those before them.
 
 The verdict is the first of these that holds: failed or hung; not recovered from faults; unverified, because records have holes
 or files are shared; divergent, if a cause decides that is not by design; unverified, if something is missing that equivalence

@@ -73,16 +73,40 @@ class ProgramLines:
         own = [[event for event in calls if not event.get("called")] or calls for calls in by_kind]
         return [event["line"] for calls in own for event in calls]
 
+    def made_apart(self, *kinds: str, **about: object) -> list[Record]:
+        """Return the lines of calls that only some hosts of the judged run make, the last call first."""
+        judged = self._traces[0]
+        alike = [(host, event) for host, event in judged.of("made") if all(event.get(name) == about[name] for name in about)]
+        hosts: dict[tuple[object, ...], set[int]] = {}
+        lines: dict[tuple[object, ...], Record] = {}
+        for host, event in alike:
+            if event["kind"] in kinds:
+                place = _place_of(event["line"])
+                lines[place] = event["line"]
+                hosts.setdefault(place, set()).add(host)
+        return [lines[place] for place in reversed(lines) if len(hosts[place]) < judged.num_hosts]
+
     def seeded_apart(self, *kinds: str) -> list[Record]:
         """Return the lines of calls that get another seed on each host of the judged run."""
-        seeds: dict[tuple[object, ...], dict[int, set[object]]] = {}
+        judged = self._traces[0]
+        return self._given_apart("seed", kinds, ((host, event) for host, event in judged.of("made")))
+
+    def counted_apart(self, *kinds: str) -> list[Record]:
+        """Return the lines of calls that get other numbers in the judged run than on one device."""
+        events = ((run, event) for run, trace in enumerate(self._traces) for _, event in trace.of("made"))
+        return self._given_apart("count", kinds, events)
+
+    @staticmethod
+    def _given_apart(name: str, kinds: Collection[str], events: Iterable[tuple[int, Record]]) -> list[Record]:
+        """Return the lines of calls of which each group gives other values for one argument than the others."""
+        values: dict[tuple[object, ...], dict[int, set[object]]] = {}
         lines: dict[tuple[object, ...], Record] = {}
-        for host, event in self._traces[0].of("made"):
-            if event["kind"] in kinds and event.get("seed") is not None:
-                place = event["line"]["file"], event["line"]["line"]
+        for group, event in events:
+            if event["kind"] in kinds and event.get(name) is not None:
+                place = _place_of(event["line"])
                 lines[place] = event["line"]
-                seeds.setdefault(place, {}).setdefault(host, set()).add(event["seed"])
-        return [lines[place] for place, by_host in seeds.items() if len(set(map(frozenset, by_host.values()))) > 1]
+                values.setdefault(place, {}).setdefault(group, set()).add(event[name])
+        return [lines[place] for place, by_group in values.items() if len(set(map(frozenset, by_group.values()))) > 1]
 
     @property
     def depends_on_examples_alone(self) -> bool:
@@ -120,6 +144,10 @@ class ProgramLines:
         of_calls = [event["line"]["file"] for trace in self._traces for _, event in trace.of("made")]
         of_steps = [entry["file"] for trace in self._traces for _, event in trace.of("lines") for entry in _entries(event)]
         return [*of_steps, *of_calls]
+
+
+def _place_of(line: Record) -> tuple[object, ...]:
+    return line["file"], line.get("cell"), line["line"]
 
 
 def _entries(event: Record) -> list[Record]:
@@ -170,9 +198,19 @@ def made(stage: str, *kinds: str, **about: object) -> Blame:
     return Blame(stage, lambda lines: lines.made(*kinds, **about))
 
 
+def made_apart(stage: str, *kinds: str, **about: object) -> Blame:
+    """Look for calls that only some hosts make."""
+    return Blame(stage, lambda lines: lines.made_apart(*kinds, **about))
+
+
 def seeded_apart(stage: str, *kinds: str) -> Blame:
     """Look for calls that get another seed on each host."""
     return Blame(stage, lambda lines: lines.seeded_apart(*kinds))
+
+
+def counted_apart(stage: str, *kinds: str) -> Blame:
+    """Look for calls that get other numbers than on one device."""
+    return Blame(stage, lambda lines: lines.counted_apart(*kinds))
 
 
 def changes_of_state(stage: str) -> Blame:

@@ -62,6 +62,14 @@ LARGEST = """
         largest = tf.reduce_max({whole}tf.reduce_max(losses)[None]{end})
         loss = tf.reduce_sum(losses) / tf.stop_gradient(largest) / 16
 """
+OF_SLOPES = """
+        with tf.GradientTape() as of_inputs:
+            of_inputs.watch(x)
+            guess = model(x, training=True)
+        slopes = tf.reduce_sum(of_inputs.gradient(guess, x) ** 2, axis=1)
+        penalty = {whole}tf.reduce_mean((slopes - 1) ** 2){end}
+        loss = tf.reduce_sum(losses) / 16 + penalty
+"""
 OVERLAP = """
         guess = tf.sigmoid(model(x, training=True))
         both = {whole}tf.reduce_sum(y * guess){end}
@@ -96,6 +104,7 @@ OWN = """
 OF_REPLICA = {"whole": "", "end": "", "divided": " / strategy.num_replicas_in_sync"}
 SUMMED = {"whole": "context.all_reduce(SUM, ", "end": ")", "divided": ""}
 AVERAGE = {"whole": "context.all_reduce(tf.distribute.ReduceOp.MEAN, ", "end": ")"}
+DIVIDED = {"whole": "", "end": " / strategy.num_replicas_in_sync"}
 GATHERED = {"whole": "context.all_gather(", "end": ", axis=0)"}
 CASES = {
     "a count for each task": (PER_TASK, SUMMED, "local-normalization", "counts"),
@@ -104,6 +113,7 @@ CASES = {
     "a count in a graph that a share has not": (WIDE, SUMMED, "local-normalization", "counts"),
     "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
     "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
+    "a mean in a penalty of gradients": (OF_SLOPES, DIVIDED, "loss-scaling", "penalty"),
     "a mean of rows against rows, divided by the replicas": (AGAINST, GATHERED, "in-batch-negatives", "scores"),
     "rows against rows by their labels": (ALIKE, GATHERED, "in-batch-negatives", "scores"),
     "a variable that averages what replicas assign": (AVERAGED, SUMMED, "variable-aggregation", "squares"),

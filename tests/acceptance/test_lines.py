@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import emulate
@@ -29,3 +31,52 @@ def test_a_finding_points_at_the_wrong_line(name: str, preload: Preload) -> None
     assert first.location is not None
     assert first.location.line in entry.answer.lines
     assert "# BUG" in first.location.text
+
+
+BY_ONE_HOST = """
+import json
+import os
+
+import tensorflow as tf
+
+is_first = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+data = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal((32, 4), (1, 2))).batch(8)
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(2)])
+    model.set_weights([tf.ones((4, 2)), tf.zeros(2)])
+    optimizer = tf.keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+if {loads} and not is_first:
+    model.set_weights([tf.eye(4, 2), tf.zeros(2)])  # BUG: start
+
+
+@tf.function
+def train(x):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x))) / 8
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    strategy.run(step, args=(x,))
+
+
+for number, x in enumerate(strategy.experimental_distribute_dataset(data)):
+    if number == 2 and not {loads} and not is_first:
+        optimizer.learning_rate = optimizer.learning_rate / 4  # BUG: update
+    train(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loads", "code", "stage"), [(True, "initial-weights", "start"), (False, "replicas-disagree", "update")]
+)
+def test_a_finding_points_at_the_line_that_one_host_alone_runs(
+    loads: bool, code: str, stage: str, preload: Preload, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BY_ONE_HOST.format(loads=loads))
+    first = emulate.verify(str(script), topology="2x1", preload=preload).runs[0].causes[0]
+    assert (first.code, first.stage) == (code, stage)
+    assert first.location is not None
+    assert first.location.text.endswith(f"# BUG: {stage}")

@@ -347,7 +347,8 @@ class _Builder:
         definition = operation.node_def
         inputs = [self._input(tensor) for tensor in operation.inputs]
         self._places[operation] = len(self.graph.operations)
-        self.graph.operations.append([operation.type, _attributes(definition), inputs])
+        kind = "Call" if upstream.is_function(operation.graph, operation.type) else operation.type
+        self.graph.operations.append([kind, _attributes(definition), inputs])
         self.graph.made.append(operation)
         for inner in _called(operation.graph, definition):
             if inner.type not in _NOT_LISTED:
@@ -408,7 +409,9 @@ def _names_of(value: Any) -> Iterator[str]:
 
 
 def _called(graph: Any, definition: Any) -> Iterator[Any]:
-    """Yield the operations of the functions that an operation calls."""
+    """Yield the operations of the functions that an operation calls: by its type, or by its attributes."""
+    if upstream.is_function(graph, definition.op):
+        yield from upstream.operations_of(graph, definition.op)
     for _, value in sorted(definition.attr.items()):
         for name in _names_of(value):
             yield from upstream.operations_of(graph, name)

@@ -143,6 +143,7 @@ _BEFORE_GRADIENTS: tuple[Cause, ...] = (
 )
 """Asked before differing gradients are explained: samples and weights, and what would drown or follows from them."""
 _BEHIND_GRADIENTS: tuple[Cause, ...] = (
+    updates.VARIABLES_LEFT,
     updates.DEPENDS_IN_UPDATE,
     updates.UPDATE_SCALING,
     reports.LOSS_REPORT,

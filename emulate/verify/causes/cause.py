@@ -176,6 +176,7 @@ class Cause:
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
         advice: Whether the same model is trained all the same, so that it is reported and does not decide.
+        explains_numbers: Whether it is only there to explain numbers that differ: where all agree it is not looked for.
         blame: Where the user's lines to blame are looked for; the first query that finds some tells the stage.
     """
 
@@ -185,6 +186,7 @@ class Cause:
     runs_that_ended: bool = False
     completed: bool = True
     advice: bool = False
+    explains_numbers: bool = False
     blame: Sequence[Blame] = ()
 
     @property
@@ -204,6 +206,8 @@ class Cause:
     def look(self, case: Case) -> Finding | None:
         """Return the finding if this cause is seen in the case."""
         if not (self.runs_that_ended if case.has_ended_early else self.completed):
+            return None
+        if self.explains_numbers and case.all_agrees():
             return None
         return self.found(self.search(case), case)
 

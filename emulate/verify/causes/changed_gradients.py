@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from emulate.told import told
-from emulate.verify.arithmetic import ROUND, Fit, explain
+from emulate.trace import Trace
+from emulate.verify.arithmetic import ROUND, Fit, explain, one_factor
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Sign, as_factor, names_in_words, steps_in_words
 from emulate.verify.causes.replays import REPLAY
+from emulate.verify.causes.updates import factor_of
 from emulate.verify.compare import compare
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import Floats, GradientView, norm, objective
+from emulate.verify.gradients import Floats, GradientView, aligned, gradients_of, norm, objective, weight_of, weights_before
 from emulate.verify.lines import between, operations
 
 _SEEN = 1e-6
@@ -40,11 +42,48 @@ def _from_numbers(case: Case) -> Sign | None:
         limits = case.facts.clipping(optimizer)
         if not limits or case.base.steps[optimizer] <= apart:
             continue
-        gaps = [_gap(case, optimizer, k, limits) for k in range(apart + 1)]
+        gaps = [_gap(*_clipped(case, optimizer, k, limits)) for k in range(apart + 1)]
         if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
-            case.explain_update(apart)
-            return _sign_of_limits(case, limits, apart, gaps[-1])
+            sign = _sign_of_limits(case, limits, apart, gaps[-1])
+            _take_out(case, optimizer, apart, limits)
+            return sign
     return None
+
+
+def _take_out(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> None:
+    """Mark what clipping before the sum explains of an update: that is all of it, or another cause is left.
+
+    The numbers tell it of an optimizer whose update is a multiple of its gradient. Of others runs without clipping do; where
+    they cannot be made, a limit that the numbers show is taken for the only cause.
+    """
+    together, after = _clipped(case, optimizer, step, limits)
+    ours = _rate(case, case.base.runs.topology, optimizer, step, together)
+    theirs = _rate(case, case.base.runs.reference, optimizer, step, after)
+    if ours is not None and theirs is not None and abs(ours / theirs - 1) < ROUND:
+        case.explain_update(step)
+        return
+    again = case.switch("no-clipping")
+    if again is not None and again.points:
+        case.rebase(again, "no-clipping")
+        case.notes.append(_UNCLIPPED)
+    elif theirs is None:
+        case.explain_update(step)
+
+
+def _rate(case: Case, trace: Trace, optimizer: str, step: int, gradients: Mapping[str, Floats]) -> float | None:
+    """Return the one number by which a run's update of some variables is their gradients; None where it is none."""
+    changes: list[tuple[Floats, Floats]] = []
+    for tensor, gradient in gradients.items():
+        stored = [
+            weights_before(case.base.runs.reference, optimizer, step, tensor),
+            weight_of(complete(trace, optimizer)[step], tensor),
+        ]
+        recorded = [array for array in stored if array is not None]
+        before, after = aligned(recorded) if len(recorded) == len(stored) else (gradient[:0], gradient[:0])
+        if len(before) != len(gradient):
+            return None
+        changes.append((after - before, gradient))
+    return one_factor(changes)
 
 
 def _sign_of_limits(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:
@@ -60,13 +99,18 @@ def _sign_of_limits(case: Case, limits: Mapping[str, float], step: int, gap: flo
     )
 
 
-def _gap(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> float:
-    """Return the relative L2 difference between clipping each replica's gradient and clipping the sum."""
+def _clipped(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Return the sum of the replicas' clipped gradients, and the clipped sum."""
     views = case.base.views(optimizer, step)
     replicas = sorted({replica for view in views for replica in view.locals})
     before = [_clip(_locals(views, replica), limits) for replica in replicas]
     after = _clip({view.tensor: view.reference for view in views}, limits)
-    apart = sum(norm(np.sum([clipped[n] for clipped in before if n in clipped], axis=0) - after[n]) ** 2 for n in after)
+    return {n: np.sum([clipped[n] for clipped in before if n in clipped], axis=0) for n in after}, after
+
+
+def _gap(together: Mapping[str, Floats], after: Mapping[str, Floats]) -> float:
+    """Return the relative L2 difference between clipping each replica's gradient and clipping the sum."""
+    apart = sum(norm(together[n] - after[n]) ** 2 for n in after)
     whole = sum(norm(value) ** 2 for value in after.values())
     return float(np.sqrt(apart / whole)) if whole else 0.0
 
@@ -334,7 +378,7 @@ def _of_values(case: Case) -> Sign | None:
 
 
 def _of_the_optimizer(case: Case) -> Sign | None:
-    """Check whether gradients agree, and only weights with sparse gradients differ, from their first step on."""
+    """Check whether gradients agree, and only weights with sparse gradients differ, in a way that equal rows can make."""
     apart, before = case.base.first_step("weight"), case.base.first_step("gradient")
     if apart is None or (before is not None and before <= apart):
         return None
@@ -345,7 +389,11 @@ def _of_the_optimizer(case: Case) -> Sign | None:
         return None
     sparse = {name for local in steps[apart].values() for name, array in local.gradients.items() if array.rows is not None}
     tensors = sorted({point.measure.key.tensor for point in out})
-    if not set(tensors) <= sparse:
+    if not set(tensors) <= sparse or factor_of(case, out[0]) is not None:
+        return None
+    if _is_in_proportion(case, optimizer, apart, tensors):  # so it is the same whether equal rows are summed before or not
+        return None
+    if not all(_differs_where_replicas_meet(case, apart, tensor, optimizer) for tensor in tensors):
         return None
     agreeing = {p.measure.key.tensor for p in case.base.points if p.step == apart and p.measure.key.kind == "weight"}
     case.explain_update(apart)
@@ -355,6 +403,35 @@ def _of_the_optimizer(case: Case) -> Sign | None:
         f"in step {apart} all gradients agree; of {len(agreeing)} weights only {len(tensors)} with a sparse "
         f"gradient (tf.IndexedSlices) differ: {', '.join(tensors[:3])}, by {worst.ratio:.0f}x the noise floor",
     )
+
+
+def _is_in_proportion(case: Case, optimizer: str, step: int, tensors: Sequence[str]) -> bool:
+    """Return whether one device's update of some variables is their gradients times one number."""
+    reference = case.base.runs.reference
+    of_run = complete(reference, optimizer)[step]
+    changes: list[tuple[Floats, Floats]] = []
+    for tensor in tensors:
+        before, after = weights_before(reference, optimizer, step, tensor), weight_of(of_run, tensor)
+        if before is None or after is None:
+            return False
+        old, new, *gradients = aligned([before, after, *gradients_of(of_run, tensor).values()])
+        changes.append((new - old, np.sum(gradients, axis=0)))
+    return one_factor(changes) is not None
+
+
+def _differs_where_replicas_meet(case: Case, apart: int, tensor: str, optimizer: str) -> bool:
+    """Return whether a table differs only in rows that several replicas have looked up, or not all of it was recorded."""
+    runs = case.base.runs
+    step = complete(runs.topology, optimizer)[apart]
+    tables = [weight_of(of_run, tensor) for of_run in (step, complete(runs.reference, optimizer)[apart])]
+    values = [table.read() for table in tables if table is not None and table.is_complete]
+    gradients = [local.gradients[tensor] for local in step.values() if tensor in local.gradients]
+    if len(values) < len(tables) or any(gradient.rows is None for gradient in gradients):
+        return True
+    looked_up = np.concatenate([np.unique(gradient.read_rows()[0]) for gradient in gradients])
+    numbers, times = np.unique(looked_up, return_counts=True)
+    sizes = np.abs(values[0] - values[1]).reshape(len(values[0]), -1).max(axis=1)
+    return set(np.flatnonzero(sizes > ROUND * sizes.max())) <= set(numbers[times > 1])
 
 
 _OF_VALUES = "If the program adds up the values itself"

@@ -14,7 +14,7 @@ from emulate.verify.case import Case, Disagreement
 from emulate.verify.causes.cause import GENERAL, Cause, Sign, names_in_words, numbers
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import Floats, StepOfAll, aligned, gradients_of, largest, names_of, weight_of, weights_before
-from emulate.verify.lines import Blame, made, operations
+from emulate.verify.lines import Blame, made, made_apart, operations
 
 _DEFAULT = "_DefaultDistributionStrategy"
 """TensorFlow's name of the default strategy, if a program creates none."""
@@ -291,12 +291,15 @@ def _search_disagree(case: Case) -> Sign | None:
     is_own = any(record.get("name") == apart.tensor for record in case.lines.of("assigned"))
     case.cut(apart.step, "the replicas' weights differ", at=("gradient",) if is_own else ("gradient", "loss"))
     # A step that ends with the data is counted by some replicas' optimizers, and those of others come too late.
+    by_factor = _by_what_factor(case.untouched, apart)
     ends = [report.made for report in case.untouched.reports if report.name.startswith("epoch/") and report.made]
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
         f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree only among themselves; before, "
-        f"all agreed{_by_what_factor(case.untouched, apart)}",
+        f"all agreed{by_factor}",
         [_OF_AN_END, GENERAL] if min(ends, default=np.inf) <= apart.step and case.untouched.num_hosts == 1 else None,
+        # Of one factor is a learning rate, or another number that no optimizer trains.
+        blame=(made_apart("update", "assign", trainable=False),) if by_factor else (),
         tensors=[apart.tensor],
     )
 
@@ -326,7 +329,15 @@ def _groups(apart: Disagreement) -> str:
     return numbers([f"({', '.join(group[:4])}{', ...' if len(group) > 4 else ''})" for group in apart.groups[:4]])
 
 
-INITIAL_WEIGHTS = Cause("initial-weights", _search_initial, blame=(made("start", "num_replicas", in_step=False),))
+INITIAL_WEIGHTS = Cause(
+    "initial-weights",
+    _search_initial,
+    blame=(
+        made_apart("start", "assign", trainable=True),
+        made_apart("start", "restore"),
+        made("start", "num_replicas", in_step=False),
+    ),
+)
 
 MISSING_ALL_REDUCE = Cause(
     "missing-all-reduce",

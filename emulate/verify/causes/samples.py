@@ -10,7 +10,7 @@ from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, is_numeric, names_of, state_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import parts_of_rows
-from emulate.verify.lines import made, operations, seeded_apart
+from emulate.verify.lines import counted_apart, made, operations, seeded_apart
 
 _FEWEST = 3
 """Steps it takes to believe that replicas compute the same."""
@@ -337,7 +337,10 @@ REPEATED = Cause(
 MISSING = Cause(
     "samples-missing",
     _search_missing,
-    blame=(made("examples", "shard", "take", "skip", "dataset function", "batch", "distribute"),),
+    blame=(
+        counted_apart("examples", "take", "skip"),
+        made("examples", "shard", "take", "skip", "dataset function", "batch", "distribute"),
+    ),
 )
 
 REORDERED = Cause(

@@ -39,6 +39,7 @@ _OF_KERAS = "With losses that Keras keeps on layers"
 CROSS_REPLICA_TENSOR = Cause(
     "cross-replica-tensor",
     _search_crossings,
+    explains_numbers=True,
     blame=(Blame("loss", lambda lines: [entry for event in lines.crossings() for entry in event["lines"]]),),
 )
 
@@ -194,7 +195,9 @@ def _search_drawn_again(case: Case) -> Sign | None:
 
 
 _OF_A_SEED = "If a map draws with a seed"
-STATIC_SPLIT = Cause("static-tensor-split", _search_split, blame=(made("examples", "from_tensors", "distribute"),))
+STATIC_SPLIT = Cause(
+    "static-tensor-split", _search_split, explains_numbers=True, blame=(made("examples", "from_tensors", "distribute"),)
+)
 
 STATIC_IN_GRAPH = Cause("static-tensor-in-graph", _search_in_graph, advice=True, blame=(made("start"),))
 

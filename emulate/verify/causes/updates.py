@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -191,10 +192,43 @@ DEPENDS_IN_UPDATE = Cause("depends-on-replicas", _search_dependence, blame=(made
 
 
 def _search_assigned(case: Case) -> Sign | None:
+    """Check for variables before gradients are explained: those that a step reads, since gradients may follow from them."""
     if (read := _of_what_the_loss_reads(case)) is not None:
         return read
-    points = [point for point in case.base.exceeding if is_assigned(case, point)]
-    return (_of_assigned(case, points) if points else _of_first(case)) or _of_copies(case)
+    points = _assigned_points(case, are_read=True)
+    return _of_assigned(case, points) if points else _of_first(case) if _has_a_factor_of_its_own(case) else None
+
+
+def _search_left(case: Case) -> Sign | None:
+    """Check for variables once gradients are explained: those that no step reads, and those that nothing else explains."""
+    if case.has(VARIABLE_AGGREGATION.code):
+        return None
+    points = _assigned_points(case, are_read=False)
+    return (_of_assigned(case, points) if points else None) or _of_first(case) or _of_copies(case)
+
+
+def _assigned_points(case: Case, *, are_read: bool) -> list[Point]:
+    return [p for p in case.base.exceeding if is_assigned(case, p) and _is_read(case, p.measure.key.tensor) is are_read]
+
+
+def _is_read(case: Case, name: str) -> bool:
+    """Return whether gradients or weights may depend on a variable: where a step has no graph, that is not known."""
+    return case.facts.reads.get(name, True)
+
+
+def _has_a_factor_of_its_own(case: Case) -> bool:
+    """Return whether the first gradients that differ do so by one factor that is none of the number of replicas.
+
+    Some number makes it, and no other cause says which. Shares of rows and multiples of weights have causes of their own.
+    """
+    onset = case.base.first_step("gradient", "weight")
+    fits = [fit for fit in case.explain_gradients().fits if fit.step == onset]
+    are_of_replicas = any(_is_of_replicas(case, fit.scale) for fit in fits)
+    return bool(fits) and not are_of_replicas and not any(fit.shares or fit.decay or fit.replicated for fit in fits)
+
+
+def _is_of_replicas(case: Case, factor: float) -> bool:
+    return any(abs(factor / count - 1) < ROUND for count in (float(case.num_replicas), 1 / case.num_replicas))
 
 
 def _of_what_the_loss_reads(case: Case) -> Sign | None:
@@ -221,18 +255,20 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
     """Check for values that differ from those of one device, before gradients differ or without that."""
     step = min(point.step for point in points)
     first = [point for point in points if point.step == step]
-    trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not is_assigned(case, point)]
+    # Where another cause has changed the base, gradients agree there: what followed from them is seen in the original runs.
+    every = [*case.base.exceeding, *(p for p in case.comparison.exceeding if p.measure.key.kind in ("gradient", "weight"))]
+    trained = [point for point in every if point.measure.key.kind in _TRAINED and not is_assigned(case, point)]
     early = min((point.measure.step for point in trained), default=None)
     # A counter follows from no gradient; all else may, and what an optimizer by hand keeps does from those of the same step.
     at_once = [point.measure.key.kind for point in trained if point.step == step]
     is_of_all = any(point.measure.key.tensor in case.facts.shared for point in first) and "gradient" not in at_once
     if early is not None and (early < step or (early == step and not (is_of_all or all(_counts(case, p) for p in first)))):
         return None
-    if is_of_all and at_once:
+    if is_of_all and at_once and _is_read(case, first[0].measure.key.tensor):
         return _of_shared(case, first)
     names = [point.measure.key.tensor for point in first]
     factor = _factor_of_assigned(case, first)
-    if early is not None:
+    if early is not None and _is_read(case, names[0]) and case.joins is None:
         case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from there on", at=("variable",))
     if early is None and factor is not None and _is_a_mean_of_parts(case, first, factor):
         case.explain_aside(lambda point: is_assigned(case, point))
@@ -243,7 +279,7 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
             advice=True,
             tensors=names,
         )
-    case.explain(lambda point: is_assigned(case, point))
+    case.explain(lambda point: is_assigned(case, point), always=True)
     numbers = ", ".join(
         f"{point.measure.key.tensor} is {point.measure.in_print[0]}, {point.measure.in_print[1]} on one device"
         for point in first[:1]
@@ -292,14 +328,12 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
 
 def _of_first(case: Case) -> Sign | None:
     """Check for the first replica's value if something computed from it differs later, without another cause."""
-    onset = case.base.first_step("gradient", "weight") or 0
-    out = [point for point in case.base.of_first if point.exceeds and point.step < onset]
+    onset = _first_left(case)
+    out = [p for p in case.base.of_first if p.exceeds and p.step < onset and _is_read(case, p.measure.key.tensor)]
     if not out or case.base.first_step("loss", "initial-weight") in range(onset):
         return None
-    fits = [fit for fit in case.explain_gradients().fits if fit.step == onset]
-    of_replicas = (float(case.num_replicas), 1 / case.num_replicas)
-    are_of_replicas = any(abs(fit.scale / count - 1) < ROUND for fit in fits for count in of_replicas)
-    if are_of_replicas or any(fit.shares or fit.decay or fit.replicated for fit in fits):
+    update = first_of_update(case)
+    if update is not None and _is_of_replicas(case, factor_of(case, update) or 1.0):
         return None
     name, first = out[0].measure.key.tensor, out[0].measure
     case.cut(onset, f"{name} differs before it")
@@ -320,12 +354,12 @@ def _of_first(case: Case) -> Sign | None:
 
 def _of_copies(case: Case) -> Sign | None:
     """Check for copies that differ between replicas if gradients differ later and nothing else explains it."""
-    onset = case.base.first_step("gradient", "weight")
-    if onset is None or not any(step == onset for _, step in case.explain_gradients().unexplained):
+    onset = _first_left(case)
+    if not any(step == onset for _, step in case.explain_gradients().unexplained):
         return None
     for optimizer in case.base.runs.optimizers:
         for k, step in enumerate(complete(case.base.runs.topology, optimizer)[:onset]):
-            names = list(dict.fromkeys(name for own in step.values() for name in own.state))
+            names = list(dict.fromkeys(name for own in step.values() for name in own.state if _is_read(case, name)))
             apart = [name for name in names if len({own.state[name].digest for own in step.values() if name in own.state}) > 1]
             if apart:
                 case.cut(onset, f"the replicas have different values of {names_in_words(apart, 1)}")
@@ -336,6 +370,13 @@ def _of_copies(case: Case) -> Sign | None:
                     tensors=apart,
                 )
     return None
+
+
+def _first_left(case: Case) -> int:
+    """Return the first step whose gradients or weights differ, 0 where something explains them."""
+    onset = case.base.first_step("gradient", "weight")
+    left = (point.measure.step for point in case.left() if point.measure.key.kind in ("gradient", "weight"))
+    return onset if onset is not None and onset in left else 0
 
 
 _OF_EXAMPLES = "If the value depends on the examples"
@@ -375,6 +416,7 @@ def _factor_of_assigned(case: Case, points: list[Point]) -> float | None:
 
 
 VARIABLE_AGGREGATION = Cause("variable-aggregation", _search_assigned, blame=(operations("assigned", "assign"),))
+VARIABLES_LEFT = replace(VARIABLE_AGGREGATION, search=_search_left)
 
 
 def _search_final(case: Case) -> Sign | None:

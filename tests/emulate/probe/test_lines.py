@@ -86,6 +86,32 @@ def test_each_stage_has_the_lines_of_its_operations(recorded: Any, topology: str
     }
 
 
+def test_how_many_batches_are_skipped_and_taken_is_recorded_with_the_line(recorded: Any) -> None:
+    def program() -> None:
+        import numpy as np
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        with strategy.scope():
+            weight = tf.Variable(tf.ones((4, 1)))
+            optimizer = tf.keras.optimizers.SGD(0.1)
+            optimizer.build([weight])
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x @ weight)
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        data = tf.data.Dataset.from_tensor_slices(tf.ones((16, 4))).batch(2)
+        data = data.skip(np.int64(1)).skip(tf.constant(2, tf.int64)).take(count=3)
+        for batch in strategy.experimental_distribute_dataset(data):
+            tf.function(strategy.run)(step, args=(batch,))
+
+    trace = recorded(program, "1x2")
+    assert [event["count"] for event in made_at(trace, "skip") if "called" not in event] == [1, 2]
+    assert [event["count"] for event in made_at(trace, "take") if "called" not in event] == [3]
+
+
 def test_what_is_made_of_the_loss_for_a_report_has_its_line(recorded: Any) -> None:
     trace = recorded(LOOPS[True])
     assert lines_of(trace, "reported", "made") == [named("report")]
@@ -142,6 +168,25 @@ def test_a_loop_over_the_examples_is_the_same_for_another_number_of_them() -> No
     small, large = (described(lambda x: tf.map_fn(tf.square, x), rows).operations for rows in (4, 8))
     assert "TensorListStack" in {kind for kind, *_ in small}
     assert small == large
+
+
+def test_loops_of_functions_of_which_the_definition_alone_is_left_are_described_for_any_number_of_examples() -> None:
+    import tensorflow as tf
+
+    def gradient(logits: Any) -> Any:
+        number = logits.shape[0]
+        labels, lengths = tf.tile([[1, 2]], (number, 1)), tf.fill((number,), 2)
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            times = tf.tile(logits[:, None], (1, 5, 1))
+            loss = tf.nn.ctc_loss(labels, times, lengths, tf.fill((number,), 5), logits_time_major=False)
+        return tape.gradient(loss, logits)
+
+    small, large = described(gradient), described(gradient, rows=8)
+    kinds = [kind for kind, *_ in small.operations]
+    assert kinds.count("TensorScatterUpdate") >= 2  # in the loops
+    assert kinds == [kind for kind, *_ in large.operations]
+    assert all(stack_lines.of_operation(op) == () for op in small.made if op.type == "TensorScatterUpdate")
 
 
 def test_operations_of_a_loaded_model_have_no_line(tmp_path: Path) -> None:

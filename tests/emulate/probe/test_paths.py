@@ -54,6 +54,43 @@ def test_writes_outside_of_the_runs_folders_are_told_whichever_way_they_are_made
     assert names == {"plain", "made", "renamed", "gfile", "hdf5", "checkpoint", "summary"}
 
 
+def test_a_path_in_an_open_folder_is_told_as_that_of_the_file(run: Run, elsewhere: Path) -> None:
+    (elsewhere / "old").mkdir()
+    for name in ("removed", "moved", "linked"):
+        (elsewhere / "old" / name).touch()
+
+    def program() -> None:
+        folder = os.open(elsewhere / "old", os.O_RDONLY)
+        other = os.open(elsewhere, os.O_RDONLY)
+        os.unlink("removed", dir_fd=folder)
+        os.rename("moved", "here", src_dir_fd=folder, dst_dir_fd=other)
+        os.link("linked", "link", src_dir_fd=folder, dst_dir_fd=other)
+        os.symlink("linked", "symbolic", dir_fd=folder)
+        os.mkdir("made", dir_fd=folder)
+        Path("made-below").mkdir()
+        os.mkdir("below", dir_fd=os.open("made-below", os.O_RDONLY))
+
+    result = run(program, "1x1")
+    assert result.status == "ok", result.failure
+    names = {os.path.relpath(path, os.path.realpath(elsewhere)) for path in result.written}
+    assert names == {"old/removed", "old/moved", "here", "link", "old/symbolic", "old/made"}
+
+
+def test_a_model_in_a_temporary_folder_of_each_host_is_written_by_that_host_alone(run: Run) -> None:
+    def program() -> None:
+        import tempfile
+
+        import keras
+
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_weights(Path(folder) / "model.weights.h5")
+
+    result = run(program, "2x1")
+    assert result.status == "ok", result.failure
+    assert sorted(map(sorted, result.saved.values())) == [[0], [1]]
+
+
 def test_what_others_have_written_meanwhile_is_told_when_it_is_read_whichever_way(run: Run, elsewhere: Path) -> None:
     (elsewhere / "from-before").write_text("x")
 

@@ -274,6 +274,7 @@ def test_what_a_step_assigns_itself_is_kept_and_what_is_each_replicas_own_is_not
     initial = trace.variables("initial")[(0, 0)]
     own = {"average", "count", "teacher/kernel", "teacher/bias", "last"}
     assert Facts.of(trace).of_first == ["last"]
+    assert Facts.of(trace).reads == dict.fromkeys(own, "eager" in options)
     assert [set(one.state) for step in steps for one in step.values()] == [own] * 2 * len(steps)
     average = np.zeros((6, 3), "float32")
     for k, step in enumerate(steps):
@@ -283,3 +284,58 @@ def test_what_a_step_assigns_itself_is_kept_and_what_is_each_replicas_own_is_not
         first, second = ({name: value.digest for name, value in step[r].state.items() if name != "last"} for r in (0, 1))
         assert first == second
     assert not initial["average"].array.read().any()
+
+
+def test_an_assigned_variable_is_read_where_a_loss_or_another_variable_is_made_of_it(recorded: Any) -> None:
+    def program() -> None:
+        import keras
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        read = ["of the loss", "of the update", "of another step", "of a condition", "of a tape"]
+        names = [*read, "for a report", "of itself"]
+        with strategy.scope():
+            weights = tf.Variable(tf.ones([4]), name="weights")
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([weights])
+            once = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            own = {name: tf.Variable(1.0, trainable=False, aggregation=once, name=name) for name in names}
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights**2) * own["of the loss"]
+            gradient = tape.gradient(loss, weights) / own["of the update"]
+            optimizer.apply([gradient], [weights])
+            for name, variable in own.items():
+                variable.assign(0.5 * variable + 1.0 if name == "of itself" else 1.0)
+            if own["of a condition"] > 2.0:
+                weights.assign(0.5 * weights)
+            return own["for a report"] + loss
+
+        def gradient() -> Any:
+            weights.assign((1 - 0.1 * own["of another step"]) * weights)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights**2) * own["of a tape"]
+            return tape.gradient(loss, weights)
+
+        def apply(given: Any) -> None:
+            optimizer.apply([given], [weights])
+
+        @tf.function
+        def train() -> Any:
+            return strategy.run(step)
+
+        @tf.function
+        def afterwards() -> None:
+            strategy.run(apply, args=(strategy.run(gradient),))
+
+        for _ in range(2):
+            train()
+            afterwards()
+
+    reads = Facts.of(recorded(program, "1x2", steps=None)).reads
+    own = {name: is_read for name, is_read in reads.items() if name != "weights"}
+    assert [name for name, is_read in own.items() if is_read] == [
+        *("of the loss", "of the update", "of another step", "of a condition", "of a tape")
+    ]
+    assert [name for name, is_read in own.items() if not is_read] == ["for a report", "of itself"]

@@ -68,7 +68,7 @@ class Made:
         writer = self.writer(host)
         arrays = {name: np.asarray(value) for name, value in gradients.items()}
         stored = {
-            name: writer.array(array, share=self.share, rows=np.arange(len(array)) if sparse else None)
+            name: self._rows_of(writer, array) if sparse else writer.array(array, share=self.share)
             for name, array in arrays.items()
         }
         event: dict[str, Any] = {
@@ -87,6 +87,11 @@ class Made:
             **({"tape": True} if tape else {}),
         }
         self.event(event, host)
+
+    def _rows_of(self, writer: TraceWriter, table: Any) -> dict[str, Any]:
+        """A sparse gradient: the rows that are not 0."""
+        rows = np.flatnonzero(table.reshape(len(table), -1).any(axis=1))
+        return writer.array(table[rows], share=self.share, rows=rows) | {"shape": list(table.shape)}
 
     def left(self, values: Mapping[str, Any], replica: int = 0, host: int = 0) -> None:
         """What the program has put in the place of the weights, after its last step."""

@@ -12,8 +12,10 @@ from emulate.verify.lines import (
     Blame,
     ProgramLines,
     between,
+    counted_apart,
     locate,
     made,
+    made_apart,
     operations,
     raised,
     seeded_apart,
@@ -69,6 +71,31 @@ def test_a_seed_that_differs_between_hosts_is_found_by_its_call(folder: Folder) 
     lines = ProgramLines(made_trace.trace())
     assert found(lines, seeded_apart("examples", "generator")) == ("examples", [4])
     assert found(lines, seeded_apart("examples", "shuffle", "generator"))[1] == [4, 6]
+
+
+def test_a_call_that_only_some_hosts_make_is_found(folder: Folder) -> None:
+    made_trace = folder.made("2x1")
+    for line, hosts, trainable in ((3, (0, 1), True), (4, (0,), True), (5, (1,), False), (6, (1,), True)):
+        for host in hosts:
+            about = {"kind": "assign", "trainable": trainable}
+            made_trace.event({"event": "made", **about, "line": {"file": "/away/train.py", "line": line}}, host)
+    lines = ProgramLines(made_trace.trace())
+    assert found(lines, made_apart("start", "assign", trainable=True)) == ("start", [6, 4])
+    assert found(lines, made_apart("update", "assign", trainable=False)) == ("update", [5])
+    assert found(lines, made_apart("start", "restore")) == ("start", [])
+
+
+def test_a_call_that_gets_other_numbers_than_on_one_device_is_found(folder: Folder) -> None:
+    judged, reference = folder.made("1x2"), folder.made("1x1")
+    counts = {3: ("skip", (0, 16), (0, 4)), 4: ("take", (4, 8), (8, 4)), 5: ("batch", (8,), (4,)), 6: ("skip", (9,), ())}
+    for line, (kind, *of_runs) in counts.items():
+        for trace, numbers in zip((judged, reference), of_runs, strict=True):
+            for count in numbers:
+                about = {"kind": kind, "count": count}
+                trace.event({"event": "made", **about, "line": {"file": "/away/data.py", "line": line}})
+    lines = ProgramLines(judged.trace(), reference.trace())
+    assert found(lines, counted_apart("examples", "take", "skip")) == ("examples", [3])
+    assert found(lines, counted_apart("examples", "take", "batch"))[1] == [5]
 
 
 def test_a_function_that_does_not_train_is_not_blamed(lines: ProgramLines) -> None:

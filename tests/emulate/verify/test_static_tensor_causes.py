@@ -17,7 +17,7 @@ CONSTANT = {"shape": [1797, 1797], "dtype": "float32", "where": "train.py:9", "b
 
 
 def run(folder: Folder, replicas: int, parts: list[Any], *, batches_differ: bool = True) -> Any:
-    """A loop whose step has a batch and one part of a table for each replica."""
+    """A loop whose step has a batch and one part of a table for each replica, and whose gradient depends on that part."""
 
     def step(made: Made, k: int) -> None:
         for replica, part in enumerate(parts):
@@ -31,7 +31,7 @@ def run(folder: Folder, replicas: int, parts: list[Any], *, batches_differ: bool
                 if replicas > 1
                 else [f"{k}-{r}-{i}" for r in (0, 1) for i in range(4)],
                 "inputs": [made.writer().array(batch), made.writer().array(part)],
-                "gradients": {"w": made.writer().array(np.full(128, 1.0 / replicas))},
+                "gradients": {"w": made.writer().array(np.full(128, part.std() / replicas))},
                 "weights": made.variables(0, weights, (), True),
                 "objective": 1.0 / replicas,
                 "draws": [],
@@ -41,8 +41,8 @@ def run(folder: Folder, replicas: int, parts: list[Any], *, batches_differ: bool
     return loop(folder.made(f"1x{replicas}"), step)
 
 
-def judged(folder: Folder, parts: list[Any], **options: Any) -> Any:
-    return judge(case_of(run(folder, 1, [TABLE], **options), run(folder, 2, parts, **options)))
+def judged(folder: Folder, parts: list[Any], *, table: Any = TABLE, **options: Any) -> Any:
+    return judge(case_of(run(folder, 1, [table], **options), run(folder, 2, parts, **options)))
 
 
 def test_a_table_whose_parts_are_on_the_replicas_is_split(folder: Folder) -> None:
@@ -60,6 +60,12 @@ def test_a_part_of_a_tensor_whose_rows_are_all_equal_is_as_good_as_all_of_it(fol
     same = np.repeat(TABLE[:1], 10, axis=0)
     found = judge(case_of(run(folder, 1, [same]), run(folder, 2, [same[:5], same[5:]])))
     assert (found.verdict, found.causes) == ("equivalent", ())
+
+
+def test_an_argument_with_several_numbers_for_each_example_may_be_split_where_all_agrees(folder: Folder) -> None:
+    positions = np.tile(np.arange(4.0), 8)  # the same in each step, which reshapes it to a row for each example
+    found = judged(folder, [positions[:16], positions[16:]], table=positions)
+    assert (found.verdict, found.causes, found.not_compared) == ("equivalent", (), ())
 
 
 def test_a_program_whose_only_batch_is_all_of_its_data_has_no_static_tensor(folder: Folder) -> None:

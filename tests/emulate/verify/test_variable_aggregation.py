@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
+from emulate.verify.joins import Joins, Member
 from emulate.verify.judge import Judgement, judge
 from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
@@ -231,3 +232,74 @@ def test_parts_that_replicas_keep_are_compared_by_what_they_make_together(
         return loop(folder.made(f"1x{replicas}"), step, weights=16)
 
     assert codes(judge(case_of(accumulating(1), accumulating(4)))) == expected
+
+
+def _with_a_report(folder: Folder, replicas: int, *, loss: float = 1.0, seen: int = 1, reads: bool = False) -> Trace:
+    """Steps with a loss that is some times as large, and a counter that they change by `seen`."""
+
+    def step(made: Made, k: int) -> None:
+        weights = np.ones(16, "f4") - np.float32(0.1 * loss) * GRADIENTS[: k + 1].sum(axis=(0, 1), dtype="f4")
+        for r in range(replicas):
+            part = np.float32(loss) * GRADIENTS[k].reshape(replicas, -1, 16).sum(axis=1)[r]
+            rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+            made.step(k, {"w": part}, {"w": weights}, replica=r, rows=rows, objective=loss / replicas)
+            made.state(k, {"steps_seen": np.array(seen * (k + 1), "i8")}, r)
+
+    made = folder.made(f"1x{replicas}")
+    made.event({"event": "program", "reads": {"steps_seen": reads}})
+    return loop(made, step, weights=16)
+
+
+def test_a_counter_that_no_step_reads_does_not_hide_why_gradients_differ(folder: Folder) -> None:
+    def judged(**there: Any) -> Judgement:
+        return judge(case_of(_with_a_report(folder, 1), _with_a_report(folder, 4, seen=4, **there)))
+
+    found = judged(loss=4.0)
+    assert (codes(found), found.not_compared) == (["loss-scaling", "variable-aggregation"], ())
+    assert "steps_seen is summed: a step changes it 4x" in found.causes[1].summary
+    assert codes(judged()) == ["variable-aggregation"]
+    assert codes(judged(loss=4.0, reads=True)) == ["variable-aggregation"]
+
+
+OTHER = np.random.default_rng(6).normal(size=(3, 4, 16)).astype("f4")
+"""What replicas add to gradients where examples meet."""
+
+
+def _warming_up(folder: Folder, replicas: int, kind: str, *, reads: bool) -> Trace:
+    """Steps that are right until examples meet in the last one, and that keep a mean of their own examples."""
+
+    def step(made: Made, k: int) -> None:
+        of_all = (
+            GRADIENTS + (OTHER if replicas > 1 else OTHER[:, ::-1] * np.float32(0.7)) * np.array([0, 0, 1], "f4")[:, None, None]
+        )
+        weights = np.ones(16, "f4") - np.float32(0.1) * of_all[: k + 1].sum(axis=(0, 1), dtype="f4")
+        for r in range(replicas):
+            part = of_all[k].reshape(replicas, -1, 16).sum(axis=1)[r]
+            rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+            loss = (1 + (0.3 + 0.1 * r if k == 2 else 0)) / replicas
+            made.step(k, {"w": part}, {"w": weights}, replica=r, rows=rows, objective=loss)
+            made.state(k, {"last": np.array(k + (r if kind == "copies" else 1 / replicas), "f4")}, r)
+
+    made = folder.made(f"1x{replicas}")
+    made.event({"event": "program", "reads": {"last": reads}, "of_first": ["last"] if kind == "of first" else []})
+    return loop(made, step, weights=16)
+
+
+@pytest.mark.parametrize("kind", ["of first", "copies"])
+def test_a_number_that_no_step_reads_is_not_blamed_for_gradients(folder: Folder, kind: str) -> None:
+    found = judge(case_of(_warming_up(folder, 1, kind, reads=False), _warming_up(folder, 4, kind, reads=False)))
+    assert (codes(found), found.not_compared) == (["unexplained"], ())
+    again = judge(case_of(_warming_up(folder, 1, kind, reads=True), _warming_up(folder, 4, kind, reads=True)))
+    assert codes(again) == ["variable-aggregation"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "besides"), [("of first", []), ("copies", []), ("of all", ["variable-aggregation"])], ids=lambda value: str(value)
+)
+def test_what_experiments_find_comes_before_a_number_that_may_be_read(folder: Folder, kind: str, besides: list[str]) -> None:
+    case = case_of(_warming_up(folder, 1, kind, reads=True), _warming_up(folder, 4, kind, reads=True))
+    member = Member("MatMul", "MatMul", "rows", value_alone=False, of_data=False, scales=False)
+    case.lab.find_joins = lambda *_, **__: Joins("sgd", 2, (member,))  # type: ignore[method-assign]
+    found = judge(case)
+    assert codes(found) == [*besides, "in-batch-negatives"]
+    assert not any("differs" in note for note in found.not_compared)
