@@ -81,7 +81,7 @@ class Joins:
     @property
     def numbers(self) -> Sequence[Member]:
         """Return the numbers of examples by which a part of the loss is divided."""
-        return [one for one in self.members if one.kind == "number" and not (one.is_assigned or one.belongs)]
+        return [one for one in self.members if one.kind == "number" and one.scales and not (one.is_assigned or one.belongs)]
 
     @property
     def normalizers(self) -> Sequence[Member]:
@@ -108,7 +108,8 @@ class Joins:
 
     @property
     def _mixing(self) -> Sequence[Member]:
-        return [one for one in self.members if one.kind not in ("number", "constant") and not one.is_assigned]
+        others = (one for one in self.members if one.kind != "constant" and not one.is_assigned)
+        return [one for one in others if one.kind != "number" or not one.scales]  # a limit, say, to which rows are compared
 
 
 def _is_of_layer(name: str, layer: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from emulate.errors import UsageError, did_you_mean
+from emulate.told import told
 from emulate.verify.case import Case
 from emulate.verify.causes import (
     endings,
@@ -39,6 +40,11 @@ def _search_unexplained(case: Case) -> Sign | None:
     if not left or any(case.has(code) for code in _DECIDED):
         return None
     first = left[0]
+    if case.joined and first.step > case.joined[0].step:
+        # Experiments have explained a step, and a replay of all steps stands for it: what that does otherwise later on may be
+        # its own (an optimizer's state, several updates in a step). What follows a cause is seen once the cause is mended.
+        case.unreachable.append(_LATER.format(first.step))
+        return None
     d = first.difference()
     where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
     names = _assigned(case, d.step)
@@ -51,6 +57,11 @@ def _search_unexplained(case: Case) -> Sign | None:
         _fix_of_unexplained(case, first),
         blame=_blame(case, first),
     )
+
+
+_LATER = told("later-steps")(
+    "gradients, weights and losses from step {} on: a sequential replay does not have them, once what is named is taken out"
+)
 
 
 def _blame(case: Case, first: Point) -> list[Blame]:
