@@ -30,7 +30,8 @@ def main() -> None:
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"NAME must be one of {', '.join(CASES)}. Received: NAME={unknown[0]!r}.")
     for name in names or CASES:
-        page.write({**page.read(), name: _measure(CASES[name])})
+        result = _measure(CASES[name])
+        page.write({**page.read(), name: result})
 
 
 def _measure(case: Case) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def _measure(case: Case) -> dict[str, Any]:
         alone = one + _gpudist(commands, "run", case, topology)
         runs[topology] = {"alone": round(alone, 1), **_verdict(case, commands, topology)}
         print(f"{case.name} {topology}: {runs[topology]}", file=sys.stderr, flush=True)
-    return {"versions": environment.versions(case, commands), "runs": runs}
+    return {"versions": environment.versions(case, commands), "runs": runs, "check": _check(case, commands)}
 
 
 def _verdict(case: Case, commands: Path, topology: str) -> dict[str, Any]:
@@ -56,6 +57,14 @@ def _verdict(case: Case, commands: Path, topology: str) -> dict[str, Any]:
         "line": _line(location["file"], location["line"]) if location else "",
         "verify": round(seconds, 1),
     }
+
+
+def _check(case: Case, commands: Path) -> dict[str, float]:
+    """Return the figures of plain TensorFlow that a finding quotes."""
+    if case.check is None:
+        return {}
+    result = subprocess.run([str(commands / "python"), str(case.check)], stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(result.stdout.splitlines()[-1]))
 
 
 def _line(file: str, number: int) -> str:

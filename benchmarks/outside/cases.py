@@ -7,19 +7,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
+CHECKS = HERE / "checks"
 TOPOLOGIES = ("1x4", "2x1")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of a package, shown on the page while gpudist reports its cause.
+    """A fault of a package, shown on the page while gpudist reports its causes.
 
     Attributes:
-        cause: The code of the cause that gpudist reports.
-        text: Sentences with the version and the line of the package.
+        causes: The codes of the causes, of which gpudist reports one on each topology.
+        text: Sentences with the version and the line of the package, and with names of the check's figures in braces.
     """
 
-    cause: str
+    causes: tuple[str, ...]
     text: str
 
 
@@ -35,6 +36,7 @@ class Case:
         arguments: The program's arguments.
         program: The file in `programs`, without its ending. Default: the name.
         finding: A fault of the package.
+        checked: Plain TensorFlow shows the fault, too: a file in `checks` with the name of the case.
         python: The Python of the environment.
     """
 
@@ -45,12 +47,18 @@ class Case:
     arguments: tuple[str, ...] = ()
     program: str = ""
     finding: Finding | None = None
+    checked: bool = False
     python: str = "3.11"
 
     @property
     def path(self) -> Path:
         """The program's file."""
         return PROGRAMS / f"{self.program or self.name}.py"
+
+    @property
+    def check(self) -> Path | None:
+        """The program of plain TensorFlow that shows the fault."""
+        return CHECKS / f"{self.name}.py" if self.checked else None
 
     @property
     def requirements(self) -> Path:
@@ -68,10 +76,35 @@ CASES = {
             "recommenders",
             "`tasks.Retrieval`",
             finding=Finding(
-                "in-batch-negatives",
+                ("in-batch-negatives",),
                 "tensorflow-recommenders 0.7.7 takes as negatives only the other examples of the same replica "
-                "(`tasks/retrieval.py:178`). With N replicas each example has N times fewer negatives.",
+                "(`tasks/retrieval.py:178`). With N replicas each example has about N times fewer negatives.",
             ),
+        ),
+        Case(
+            "gnn_ordered",
+            "tensorflow-gnn",
+            "gnn",
+            "`runner.run`, `KerasTrainer`, `RootNodeMulticlassClassification`, with `enable_op_determinism()`",
+            arguments=("ordered",),
+            program="gnn",
+        ),
+        Case(
+            "privacy",
+            "tensorflow-privacy",
+            "privacy",
+            "`DPSequential`",
+            finding=Finding(
+                ("unexplained", "loss-scaling"),
+                "tensorflow-privacy 0.9.0 clips the gradients of a loss that Keras has already divided by the number of "
+                "replicas (`privacy/keras_models/dp_keras_model.py:191`), so N replicas clip each example at N times "
+                "`l2_norm_clip`. Plain TensorFlow shows it: the weights of four replicas that clip at 1 differ by "
+                "{same_clip:.1g} from those of one device that clips at 1, and by {clip_times_four:.1g} from those of "
+                "one device that clips at 4. The verdicts are right, but the causes are not: gpudist reports "
+                "`unexplained` on four replicas and `loss-scaling` on two, and should name this clipping. "
+                "This is an open fault of gpudist.",
+            ),
+            checked=True,
         ),
     )
 }

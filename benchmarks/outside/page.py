@@ -17,6 +17,7 @@ Many packages bring their own training loop, loss or optimizer. gpudist verified
 each in its own virtual environment. The programs in `benchmarks/outside/programs` use the package's trainers, losses
 and models on small synthetic data, for 20 steps. `python -m benchmarks.outside NAME` repeats one.
 
+`line` is the line of the program at which the first cause arises.
 `seconds of both runs` is the time of one run on one device and one run on the topology, both without a recording.
 `seconds of verify` is the time of `gpudist verify`. Other work ran on the same two cores, so both are rough.
 
@@ -32,8 +33,9 @@ def read() -> dict[str, Any]:
 
 def write(results: Mapping[str, Any]) -> None:
     """Store the results, and write the page."""
+    new = text(results)
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(text(results))
+    PAGE.write_text(new)
 
 
 def text(results: Mapping[str, Any]) -> str:
@@ -64,5 +66,5 @@ def _rows(case: Case, result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _finding(case: Case, result: Mapping[str, Any]) -> Iterator[str]:
-    if case.finding and any(case.finding.cause in run["causes"] for run in result["runs"].values()):
-        yield f"\n`{case.name}`\n: {case.finding.text}\n"
+    if case.finding and any(set(case.finding.causes) & set(run["causes"]) for run in result["runs"].values()):
+        yield f"\n`{case.name}`\n: {case.finding.text.format(**result['check'])}\n"
