@@ -82,6 +82,18 @@ CASES = {
             ),
         ),
         Case(
+            "masked_lm",
+            "tf-models-official",
+            "models",
+            "`MaskedLMTask`, orbit",
+            finding=Finding(
+                ("local-normalization",),
+                "tf-models-official 2.20.0 divides by the replica's own number of masked tokens "
+                "(`nlp/tasks/masked_lm.py:91`), so tokens on different replicas have different weights. By default "
+                "it also adds up the replicas' losses without a division by their number (`scale_loss`, line 48).",
+            ),
+        ),
+        Case(
             "gnn_ordered",
             "tensorflow-gnn",
             "gnn",
