@@ -94,10 +94,22 @@ CASES = {
             ),
         ),
         Case(
+            "gnn",
+            "tensorflow-gnn",
+            "gnn",
+            "`runner.run`, `KerasTrainer`, `RootNodeMulticlassClassification`",
+            finding=Finding(
+                ("unseeded-randomness",),
+                "tensorflow-gnn 1.0.3 parses and prepares batches with `deterministic=False` "
+                "(`runner/utils/parsing.py:49`, `runner/orchestration.py:289`). Two runs with the same seed train on "
+                "the batches in different orders.",
+            ),
+        ),
+        Case(
             "gnn_ordered",
             "tensorflow-gnn",
             "gnn",
-            "`runner.run`, `KerasTrainer`, `RootNodeMulticlassClassification`, with `enable_op_determinism()`",
+            "the same, with `enable_op_determinism()`",
             arguments=("ordered",),
             program="gnn",
         ),
