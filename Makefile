@@ -10,7 +10,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup baselines observed demo test slow check docs outputs dist bench compat scorecard evidence everyday sensitivity fuzz features findings surprises plan-accuracy clean
+.PHONY: help setup baselines observed demo test slow check docs outputs dist bench compat scorecard evidence everyday outside sensitivity fuzz features findings surprises plan-accuracy clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -85,6 +85,9 @@ baselines: $(STAMP)  ## run the collection with plain TensorFlow, and judge it a
 
 everyday: $(STAMP)  ## draw 400 ordinary right programs and judge them; fails where one is accused. ARGS="--seed N", "--bugs", "--shrink MINUTES"
 	$(BIN)/python -m benchmarks.everyday $(ARGS)
+
+outside: $(STAMP)  ## verify the training loops of other packages, each in its own environment; writes docs/outside.md. ARGS="NAME ..."
+	$(BIN)/python -m benchmarks.outside $(ARGS)
 
 sensitivity: $(STAMP)  ## plant errors of 1 to 1,000 times the noise floor; writes the chart of the docs
 	$(BIN)/python -m benchmarks.scorecard.sensitivity

@@ -1,0 +1,1 @@
+"""Programs, each with a training loop, a loss and a model of a package from PyPI, on small synthetic data."""
