@@ -45,6 +45,10 @@ def _search_unexplained(case: Case) -> Sign | None:
         # its own (an optimizer's state, several updates in a step). What follows a cause is seen once the cause is mended.
         case.unreachable.append(_LATER.format(first.step))
         return None
+    assigned = [point.step for point in case.comparison.exceeding if is_assigned(case, point)]
+    if case.has(updates.VARIABLE_AGGREGATION.code) and first.step > min(assigned, default=first.step):
+        case.unreachable.append(_AFTER_A_VARIABLE.format(first.step))  # code between the steps may read it
+        return None
     d = first.difference()
     where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
     names = _assigned(case, d.step)
@@ -59,6 +63,9 @@ def _search_unexplained(case: Case) -> Sign | None:
     )
 
 
+_AFTER_A_VARIABLE = told("later-steps")(
+    "gradients, weights and losses from step {} on: the variable that differs before them may be read between steps"
+)
 _LATER = told("later-steps")(
     "gradients, weights and losses from step {} on: a sequential replay does not have them, once what is named is taken out"
 )

@@ -389,7 +389,8 @@ def _of_the_optimizer(case: Case) -> Sign | None:
         return None
     sparse = {name for local in steps[apart].values() for name, array in local.gradients.items() if array.rows is not None}
     tensors = sorted({point.measure.key.tensor for point in out})
-    if not set(tensors) <= sparse or factor_of(case, out[0]) is not None:
+    factor = factor_of(case, out[0])
+    if not set(tensors) <= sparse or (factor is not None and abs(factor - 1) > ROUND):
         return None
     if _is_in_proportion(case, optimizer, apart, tensors):  # so it is the same whether equal rows are summed before or not
         return None
@@ -406,17 +407,26 @@ def _of_the_optimizer(case: Case) -> Sign | None:
 
 
 def _is_in_proportion(case: Case, optimizer: str, step: int, tensors: Sequence[str]) -> bool:
-    """Return whether one device's update of some variables is their gradients times one number."""
-    reference = case.base.runs.reference
+    """Return whether one device's update of some variables is their gradients times one number, as far as the runs differ."""
+    reference, own = case.base.runs.reference, complete(case.base.runs.topology, optimizer)[step]
     of_run = complete(reference, optimizer)[step]
-    changes: list[tuple[Floats, Floats]] = []
+    changes, apart = [np.zeros((2, 0))], 0.0
     for tensor in tensors:
-        before, after = weights_before(reference, optimizer, step, tensor), weight_of(of_run, tensor)
-        if before is None or after is None:
+        stored = [weights_before(reference, optimizer, step, tensor), weight_of(of_run, tensor), weight_of(own, tensor)]
+        kept = [array for array in stored if array is not None]
+        if len(kept) < len(stored):
             return False
-        old, new, *gradients = aligned([before, after, *gradients_of(of_run, tensor).values()])
-        changes.append((new - old, np.sum(gradients, axis=0)))
-    return one_factor(changes) is not None
+        before, after, other, *gradients = aligned([*kept, *gradients_of(of_run, tensor).values()])
+        changes.append(np.stack([after - before, np.sum(gradients, axis=0)]))
+        apart += norm(other - after) ** 2
+    update, gradient = np.concatenate(changes, axis=1)
+    size = float(np.dot(gradient, gradient))
+    left = norm(update - float(np.dot(update, gradient)) / size * gradient) if size else 0.0
+    return left < _PART * float(np.sqrt(apart))
+
+
+_PART = 0.1
+"""Of what differs, what is not in proportion is at most so much: rounding."""
 
 
 def _differs_where_replicas_meet(case: Case, apart: int, tensor: str, optimizer: str) -> bool:

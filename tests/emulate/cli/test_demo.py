@@ -89,7 +89,7 @@ def test_a_verdict_that_the_demo_does_not_expect_fails_it(answers, folder, word,
 
 
 def test_without_tensorflow_the_demo_says_at_once_what_to_install(answers, monkeypatch):
-    monkeypatch.setattr("emulate.devices.machine.unsupported", lambda: "TensorFlow must be installed")
+    monkeypatch.setattr("emulate.devices.machine.unsupported", lambda **_: "TensorFlow must be installed")
     done = demo()
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", "gpudist: TensorFlow must be installed\n")
 
