@@ -307,19 +307,25 @@ class Lab(Recorded):
             return None
         if variation.replay is not None and self.has_dear_noise(pair):  # what it rounds is known from the same steps
             run = trace_of(self.run_reference(variation))
+            if run is None:
+                self._note_failure(variation)
+                return None
             own = self.compare(pair, kinks=False, is_known=lambda first: first.is_clear)
-            return None if run is None else compare(run, topology, ()).with_noise_of(own)
+            return compare(run, topology, ()).with_noise_of(own)
         switched = self._pair_of_one_device(pair, variation, topology) or self.pair(variation, topology)
         if switched is None:
-            if variation.replay is None or not variation.replay.is_only_evaluated:
-                failed = self.run_reference(variation)
-                self._failed[failed.label] = _ending(failed, variation.replay)
+            self._note_failure(variation)
             return None
         # What the program starts with does not depend on the rows that it is given: no run with others is made for that.
         of_program = replace(variation.source, replay=None)
         source = None if variation.follow is None else trace_of(self.run_reference(of_program))
         switched = replace(switched, variation=variation, source=source)
         return self.compare(switched, kinks=switched.reference.follows, is_known=lambda first: first.is_clear)
+
+    def _note_failure(self, variation: Variation) -> None:
+        if variation.replay is None or not variation.replay.is_only_evaluated:
+            failed = self.run_reference(variation)
+            self._failed[failed.label] = _ending(failed, variation.replay)
 
     def _topology_switched(self, pair: RunPair, asked: Sequence[str]) -> Trace | None:
         """Return the topology's run with suspects switched off, as far as they are switched off on both sides."""
