@@ -105,7 +105,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "factor": (_finite, "a number"),
     "loss": (_part, "a percentage"),
 }
-"""What reads a value, and what the value must be. Other values are texts."""
+"""The function that reads each value, and what the user must give. All other values are texts."""
 
 
 def _near(name: str, choices: Collection[str]) -> str:

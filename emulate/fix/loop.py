@@ -32,7 +32,7 @@ _EDITED = (".py", ".ipynb")
 _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 """Causes that the reference has, too: their fix must change what one device trains."""
 _REPORTS = ("loss-report",)
-"""A report may be right only because the training is wrong. It is mended after that."""
+"""A report may be right only because the training is wrong. So these causes are fixed after the others."""
 _IN_COMPILE = "With Keras compile"
 _IN_WORDS = "; its fix in words: "
 _NO_EDIT = "gpudist has no edit for {} yet" + _IN_WORDS + "{}"

@@ -40,14 +40,13 @@ def _search_unexplained(case: Case) -> Sign | None:
     if not left or any(case.has(code) for code in _DECIDED):
         return None
     first = left[0]
-    if case.joined and first.step > case.joined[0].step:
-        # Experiments have explained a step, and a replay of all steps stands for it: what that does otherwise later on may be
-        # its own (an optimizer's state, several updates in a step). What follows a cause is seen once the cause is mended.
-        case.unreachable.append(_LATER.format(first.step))
-        return None
-    assigned = [point.step for point in case.comparison.exceeding if is_assigned(case, point)]
-    if case.has(updates.VARIABLE_AGGREGATION.code) and first.step > min(assigned, default=first.step):
-        case.unreachable.append(_AFTER_A_VARIABLE.format(first.step))  # code between the steps may read it
+    # Experiments explain one step. A replay stands for the later ones, and may differ in them for reasons of its own, such as
+    # an optimizer's state. A variable that differs may be read by code between the steps.
+    explained = [joins.step for joins in case.joined]
+    if case.has(updates.VARIABLE_AGGREGATION.code):
+        explained += [point.step for point in case.comparison.exceeding if is_assigned(case, point)]
+    if first.step > min(explained, default=first.step):
+        case.unreachable.append(_MAY_FOLLOW.format(first.step))
         return None
     d = first.difference()
     where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
@@ -63,11 +62,9 @@ def _search_unexplained(case: Case) -> Sign | None:
     )
 
 
-_AFTER_A_VARIABLE = told("later-steps")(
-    "gradients, weights and losses from step {} on: the variable that differs before them may be read between steps"
-)
-_LATER = told("later-steps")(
-    "gradients, weights and losses from step {} on: a sequential replay does not have them, once what is named is taken out"
+_MAY_FOLLOW = told("later-steps")(
+    "gradients, weights and losses from step {} on: they may follow from what is named for the steps before. Fix that first, "
+    "then verify again"
 )
 
 

@@ -426,7 +426,7 @@ def _is_in_proportion(case: Case, optimizer: str, step: int, tensors: Sequence[s
 
 
 _PART = 0.1
-"""Of what differs, what is not in proportion is at most so much: rounding."""
+"""An update is in proportion if its rest is at most this part of the difference between the runs: then that is rounding."""
 
 
 def _differs_where_replicas_meet(case: Case, apart: int, tensor: str, optimizer: str) -> bool:

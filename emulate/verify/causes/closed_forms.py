@@ -158,7 +158,7 @@ def of_equal_gradients(case: Case) -> Sign | None:
             "The gradients are divided by the number of replicas twice, in the program and where they are averaged: "
             f"{1 / fits[0].scale:.4g}x too small.",
             evidence,
-            _ONCE_TOO_OFTEN,
+            _TOO_SMALL,
         )
     return Sign(
         f"The gradients are summed twice, in the program and by the optimizer: {fits[0].scale:.4g}x too large.", evidence
@@ -272,8 +272,8 @@ def weighted(case: Case) -> list[Fit]:
     """Return the steps with a weight for each replica that nothing else explains: uneven rows have other weights besides."""
     uneven = case.ledger.uneven if case.ledger is not None and case.has("uneven-batch") else ()
     left = {(point.measure.key.optimizer, point.step) for point in case.left() if point.measure.key.kind == "gradient"}
-    weighted = case.explain_gradients().weighted
-    return [fit for fit in weighted if fit.step not in uneven and (fit.taped or (fit.optimizer, fit.step) in left)]
+    fits = case.explain_gradients().weighted
+    return [fit for fit in fits if fit.step not in uneven and (fit.taped or (fit.optimizer, fit.step) in left)]
 
 
 def _with_weights(fits: Sequence[Fit]) -> str:
@@ -309,7 +309,6 @@ def is_padded_otherwise(case: Case, optimizer: str, step: int) -> bool:
 _MANY = 16
 """So many elements beyond the noise floor do not have one factor by accident."""
 _GROWS = "If the batch grows with the number of replicas"
-_ONCE_TOO_OFTEN = "If the gradients are too small"
 _OF_A_MEAN = "With gd.distributed"
 _OF_ROWS = "With gd.TrainStep"
 _OF_ALL_ROWS = "If the loss covers the examples of all replicas"

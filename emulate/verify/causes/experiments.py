@@ -39,7 +39,7 @@ _KINDS = {
 
 def of_a_factor(case: Case) -> Sign | None:
     """Look for a factor that is left where what must see the whole batch does."""
-    joins = answer(case)
+    joins = _answer(case)
     if joins.scale == 1:
         return None
     words, _ = factor_in_words(case, joins.scale)
@@ -53,7 +53,7 @@ def of_a_factor(case: Case) -> Sign | None:
 
 def of_constants(case: Case) -> Sign | None:
     """Look for numbers that a replica has in another way than one device: a fix of other members may change them, too."""
-    joins = answer(case)
+    joins = _answer(case)
     if not joins.constants or len(joins.constants) < len(joins.members):
         return None
     return Sign(
@@ -66,7 +66,7 @@ def of_constants(case: Case) -> Sign | None:
 
 def of_numbers(case: Case) -> Sign | None:
     """Look for numbers of examples by which a part of the loss is divided."""
-    numbers = answer(case).numbers
+    numbers = _answer(case).numbers
     if not numbers:
         return None
     return Sign(
@@ -78,7 +78,7 @@ def of_numbers(case: Case) -> Sign | None:
 
 def of_terms(case: Case) -> Sign | None:
     """Look for terms that depend on no example."""
-    joins = answer(case)
+    joins = _answer(case)
     if not joins.terms:
         return None
     _explained_by(case, ())
@@ -91,7 +91,7 @@ def of_terms(case: Case) -> Sign | None:
 
 def of_normalizers(case: Case) -> Sign | None:
     """Look for what examples make without the model, and what other examples are divided by: counts, sums of weights."""
-    joins = answer(case)
+    joins = _answer(case)
     normalizers = joins.normalizers
     if not normalizers:
         return None
@@ -118,7 +118,7 @@ def of_normalizers(case: Case) -> Sign | None:
 
 def of_meetings(case: Case) -> Sign | None:
     """Look for everything else by which the loss of one example depends on others."""
-    joins = answer(case)
+    joins = _answer(case)
     if not joins.meetings:
         return None
     # A product that sums over the examples is seldom meant.
@@ -132,7 +132,7 @@ def of_meetings(case: Case) -> Sign | None:
     )
 
 
-def answer(case: Case) -> Joins:
+def _answer(case: Case) -> Joins:
     """Return the answer of the experiments, which was asked for before."""
     assert case.joins is not None
     return case.joins
@@ -140,7 +140,7 @@ def answer(case: Case) -> Joins:
 
 def _explained_by(case: Case, members: Sequence[Member]) -> str:
     """Judge on where experiments explain a step, and return what they say of some members, in words."""
-    joins = answer(case)
+    joins = _answer(case)
     if joins not in case.joined:
         case.joined.append(joins)
         rebase_on_any_replay(case, joins.step)
@@ -149,7 +149,7 @@ def _explained_by(case: Case, members: Sequence[Member]) -> str:
 
 def said_by_joins(case: Case, members: Sequence[Member]) -> str:
     """Return what experiments say of some members, in words."""
-    joins = answer(case)
+    joins = _answer(case)
     whats = list(dict.fromkeys(f"{_KINDS[member.kind]} ({_place(case, member)})" for member in members))
     alone = all(member.value_alone for member in members)
     others = [member for member in joins.members if member not in members]
