@@ -61,7 +61,7 @@ def run(program: Program, topology: str, script: str) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         options = ["--topology", topology, "--weights", folder, "--timeout", str(TIME_LIMIT)]
         options += ["--before", str(SCRIPTS / f"{script}.py")]
-        command = [sys.executable, "-m", "fixtures.corpus", "run", program.id, *options, *program.arguments[:1]]
+        command = [sys.executable, "-m", "fixtures.corpus", "run", program.id, *options]
         environment = {**os.environ, "BASELINES_FOLDER": folder}
         started = time.monotonic()
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

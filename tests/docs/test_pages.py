@@ -29,6 +29,17 @@ def test_the_readme_has_absolute_links_alone_as_it_is_shown_on_pypi_too() -> Non
     assert [link for link in links if not link.startswith("https://")] == []
 
 
+def test_the_readme_has_the_figures_of_the_baselines() -> None:
+    table = (ROOT / "docs" / "baselines.md").read_text()
+    rows = re.findall(r"^\| \**([^|*]+)\** \|[^|]*\| (\d+) of (\d+) \| (\d+) of (\d+) \|", table, re.MULTILINE)
+    figures = {name: tuple(map(int, numbers)) for name, *numbers in rows}
+    (found, wrong, accused, right), (also, _, innocent, _) = figures["gpudist"], figures["weights, rtol=1e-05"]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"[Of {wrong + right} programs]({DOCS}baselines.html) gpudist finds {found} of {wrong} wrong ones" in text
+    assert f"accuses {accused} of {right} right ones. A comparison of the final weights (rtol=1e-05) finds {also} and" in text
+    assert f"and accuses {innocent}." in text
+
+
 def _exists(link: str) -> bool:
     if link.startswith(DOCS):
         page = link.removeprefix(DOCS).partition("#")[0].removesuffix(".html")
