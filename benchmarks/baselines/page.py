@@ -38,7 +38,8 @@ NOTES = """
 - The row of gpudist is from [the scorecard](scorecard.md), for the same programs. gpudist names the cause and the line. No
   other check does.
 
-`seconds` is the median over the programs of the runs that a check needs for one topology.
+`seconds` is the median over the programs of the runs that a check needs for one topology. gpudist's are those of the
+scorecard, where TensorFlow is imported once for all programs. The other runs import it each time.
 """
 COLUMNS = ("wrong programs found", "right programs accused", "cause named", "line named", "cannot be asked", "seconds")
 
