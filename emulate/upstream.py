@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from emulate.graph_functions import load
@@ -27,13 +28,27 @@ IS_KERAS_2 = release(installed_version("keras") or "3.0") < (3, 0)
 KERAS_3 = "no_keras_3.src" if IS_KERAS_2 else "keras.src"
 LEGACY_KERAS = tuple(package for package in KERAS_PACKAGES.values() if package != KERAS_3)
 
+# The class behind every public strategy, whose `run` gets each replica's input (TF 2.21).
+strategy_class = partial(load, "tensorflow.python.distribute.distribute_lib", "StrategyBase")
+# The class with `replica_id_in_sync_group` (TF 2.21).
+numbered = partial(load, "tensorflow.python.distribute.distribute_lib", "ReplicaContextBase")
+tape_class = partial(load, "tensorflow.python.eager.backprop", "GradientTape")  # `tf.GradientTape`
+# The module in which Keras 3 divides a loss by the number of replicas: `scale_loss_for_distribution`.
+keras_loss_module = partial(load, f"{KERAS_3}.losses.loss")
+# The module whose `get_seed` combines the global seed and an operation's own (TF 2.21).
+seed_module = partial(load, "tensorflow.python.framework.random_seed")
+dataset_class = partial(load, "tensorflow.python.data.ops.dataset_ops", "DatasetV2")  # the class behind every `tf.data.Dataset`
+# The class that prepares the data of `fit` and `evaluate` in Keras 3.
+epoch_iterator_class = partial(load, f"{KERAS_3}.trainers.epoch_iterator", "EpochIterator")
+# The class of a tf.function's graph (TF 2.21). Its `_create_op_internal` makes each operation, its
+# `capture_call_time_value` gives collectives their keys.
+function_graph_class = partial(load, "tensorflow.python.framework.func_graph", "FuncGraph")
+# The class whose attributes are the options of datasets, `auto_shard_policy` among them (TF 2.21).
+options_class = partial(load, "tensorflow.python.data.util.options", "OptionsBase")
+checkpoint_class = partial(load, "tensorflow.python.checkpoint.checkpoint", "Checkpoint")  # `tf.train.Checkpoint`
+
 UPDATE_BY_XLA = "_update_step_xla"
 """In this function an optimizer of tf_keras updates one variable where there is a GPU (2.20); the step alone calls it."""
-
-
-def strategy_class() -> Any:
-    """Return the class behind every public strategy, whose `run` gets each replica's input (TF 2.21)."""
-    return load("tensorflow.python.distribute.distribute_lib").StrategyBase
 
 
 def num_local_replicas(strategy: Any) -> int:
@@ -48,11 +63,6 @@ def replica_counters() -> list[Any]:
     """Return the classes with `num_replicas_in_sync` (TF 2.21)."""
     lib = load("tensorflow.python.distribute.distribute_lib")
     return [lib.StrategyBase, lib.ReplicaContextBase]
-
-
-def numbered() -> Any:
-    """Return the class with `replica_id_in_sync_group` (TF 2.21)."""
-    return load("tensorflow.python.distribute.distribute_lib").ReplicaContextBase
 
 
 @dataclass(frozen=True)
@@ -95,11 +105,6 @@ LOSS_SCALERS = (
 def averages(reduce_op: Any) -> bool:
     """Return whether a reduction is a mean: `tf.distribute.ReduceOp.MEAN`, or its name in any case."""
     return str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
-
-
-def tape_class() -> Any:
-    """Return `tf.GradientTape`."""
-    return load("tensorflow.python.eager.backprop").GradientTape
 
 
 def modules_with_gradients() -> list[Any]:
@@ -236,11 +241,6 @@ def layer_classes() -> list[Any]:
     return [load(name).Layer for name in KERAS_LAYERS if name in sys.modules]
 
 
-def keras_loss_module() -> Any:
-    """Return the module in which Keras 3 divides a loss by the number of replicas: `scale_loss_for_distribution`."""
-    return load(f"{KERAS_3}.losses.loss")
-
-
 def metric_classes() -> list[Any]:
     """Return the Metric classes of the imported Keras versions."""
     names = (f"{KERAS_3}.metrics.metric", *(f"{package}.metrics.base_metric" for package in LEGACY_KERAS))
@@ -297,11 +297,6 @@ def policy_classes() -> list[Any]:
     names = {f"{package}.mixed_precision.policy": "Policy" for package in LEGACY_KERAS}
     names[f"{KERAS_3}.dtype_policies.dtype_policy"] = "DTypePolicy"
     return [getattr(load(module), name) for module, name in names.items() if module in sys.modules]
-
-
-def seed_module() -> Any:
-    """Return the module whose `get_seed` combines the global seed and an operation's own (TF 2.21)."""
-    return load("tensorflow.python.framework.random_seed")
 
 
 def random_ops() -> list[tuple[Any, str, str]]:
@@ -450,11 +445,6 @@ def is_library(file: str) -> bool:
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "emulate", "gpudist_core")
 
 
-def dataset_class() -> Any:
-    """Return the class behind every `tf.data.Dataset`."""
-    return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
-
-
 def distributed_dataset_classes() -> list[Any]:
     """Return the classes of what a strategy makes of datasets (TF 2.21)."""
     module = load("tensorflow.python.distribute.input_lib")
@@ -475,11 +465,6 @@ def partial_batch(adapter: Any) -> int | None:
         return adapter.partial_batch_size  # type: ignore[no-any-return]
     except NotImplementedError:
         return None
-
-
-def epoch_iterator_class() -> Any:
-    """Return the class that prepares the data of `fit` and `evaluate` in Keras 3."""
-    return load(f"{KERAS_3}.trainers.epoch_iterator").EpochIterator
 
 
 def reads_generator(iterator: Any) -> bool:
@@ -581,14 +566,6 @@ def origins_of(converted: Any) -> Iterator[tuple[tuple[str, int], tuple[str, int
         yield (place.filename, place.lineno), (origin.loc.filename, origin.loc.lineno)
 
 
-def function_graph_class() -> Any:
-    """Return the class of a tf.function's graph (TF 2.21).
-
-    Its `_create_op_internal` makes each operation, its `capture_call_time_value` gives collectives their keys.
-    """
-    return load("tensorflow.python.framework.func_graph").FuncGraph
-
-
 def is_function(graph: Any, name: str) -> bool:
     """Return whether a type of operations is the name of a function that they call (TF 2.21)."""
     return bool(graph._is_function(name))
@@ -609,16 +586,6 @@ def replica_collectives() -> list[tuple[Any, str]]:
     """(class, method) of what replicas put their values together with (TF 2.21)."""
     lib = load("tensorflow.python.distribute.distribute_lib")
     return [(lib.ReplicaContextBase, "all_reduce"), (lib.ReplicaContext, "all_gather")]
-
-
-def options_class() -> Any:
-    """Return the class whose attributes are the options of datasets, `auto_shard_policy` among them (TF 2.21)."""
-    return load("tensorflow.python.data.util.options").OptionsBase
-
-
-def checkpoint_class() -> Any:
-    """`tf.train.Checkpoint`."""
-    return load("tensorflow.python.checkpoint.checkpoint").Checkpoint
 
 
 def layer_classes_of(package: str) -> list[Any]:
