@@ -11,8 +11,8 @@ import numpy as np
 
 from emulate import graph_functions
 from emulate.imports import tf
-from emulate.interventions.batch_norm import numbers_of_shares
 from emulate.interventions.numbers import numbered
+from emulate.interventions.switches import numbers_of_shares
 from emulate.recorder import Body, Replay, shard_of
 from emulate.trace import Array, Step, Trace, joined, local_slice, row_positions
 from emulate.upstream import Names, is_floating
