@@ -211,7 +211,10 @@ class Parts:
             results = at_hand | dict(zip(others, rest, strict=True))
             return [results[name] for name in fetched]
 
-        return Part(part, inputs, fetched, self._assigns(graph_def))
+        # What anything but a read takes may be assigned.
+        taken = {tensor_name(name) for node in graph_def.node if node.op not in READS for name in node.input}
+        assigned = sorted({number for name, number in self._captures if number is not None and name in taken})
+        return Part(part, inputs, fetched, assigned)
 
     def spec(self, name: str) -> tuple[str, Any]:
         """Return the dtype and the shape of a tensor."""
@@ -234,11 +237,6 @@ class Parts:
         while node is not None and node.op == "Identity":
             node = self._nodes.get(node_of(node.input[0]))
         return tensor_name(node.input[0]) if node is not None and node.op == "ReadVariableOp" else None
-
-    def _assigns(self, graph_def: Any) -> list[int]:
-        """Return the variables that anything but a read takes."""
-        taken = {tensor_name(name) for node in graph_def.node if node.op not in READS for name in node.input}
-        return sorted({number for name, number in self._captures if number is not None and name in taken})
 
     def _captured(self, used: set[str]) -> dict[str, Any]:
         import tensorflow as tf

@@ -46,18 +46,13 @@ def _see_closures(recorder: Recorder, names: upstream.Coordination) -> None:
         graph = self._concrete_function.graph
         self._gpudist_number = recorder.coordinated.scheduled(graph)
         if recorder.coordinated.makes_gradients_of_its_arguments(graph):
-            _record_rows(recorder, self)
-
-
-def _record_rows(recorder: Recorder, closure: Any) -> None:
-    """Record the examples that the coordinator sends. Noise runs get them in another order."""
-    if recorder.plan.permute:
-        closure._args, closure._kwargs = permuted(recorder.plan.noise_seed, closure._args, closure._kwargs)
-    values = enumerate(tf.nest.flatten((closure._args, closure._kwargs)))
-    tensors = [part for position, value in values for part in tensors_of(position, value)]
-    if tensors:
-        about = {"replica": closure._gpudist_number % MOST_APART, "taped": True, "kept_by": None}
-        recorder.queue.hand_over("run", about, tensors)
+            if recorder.plan.permute:  # a noise run gets the examples in another order
+                self._args, self._kwargs = permuted(recorder.plan.noise_seed, self._args, self._kwargs)
+            values = enumerate(tf.nest.flatten((self._args, self._kwargs)))
+            tensors = [part for position, value in values for part in tensors_of(position, value)]
+            if tensors:
+                about = {"replica": self._gpudist_number % MOST_APART, "taped": True, "kept_by": None}
+                recorder.queue.hand_over("run", about, tensors)
 
 
 def _see_waits(recorder: Recorder, names: upstream.Coordination) -> None:
