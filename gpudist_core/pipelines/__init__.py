@@ -2,6 +2,6 @@
 
 from gpudist_core.pipelines.distributed import Distributed, UnknownLength
 from gpudist_core.pipelines.pipeline import Pipeline
-from gpudist_core.pipelines.shares import shares
+from gpudist_core.pipelines.plan import shares
 
 __all__ = ["Distributed", "Pipeline", "UnknownLength", "shares"]

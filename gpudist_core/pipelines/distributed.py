@@ -44,8 +44,7 @@ from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.cross_host_check import Alike, told_by_all
 from gpudist_core.pipelines.lookahead import LookAhead
 from gpudist_core.pipelines.mapping import Mapper, RowCache
-from gpudist_core.pipelines.plan import HostShare, Plan, Position, identity_of, restore, state_of
-from gpudist_core.pipelines.shares import placed
+from gpudist_core.pipelines.plan import HostShare, Plan, Position, identity_of, placed, restore, state_of
 from gpudist_core.pipelines.sources.access import Rows, digest
 from gpudist_core.pipelines.weighting import label_component
 from gpudist_core.replicas import per_replica, replicas_of
