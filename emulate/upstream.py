@@ -13,8 +13,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from emulate.graph_functions import load
@@ -65,24 +65,11 @@ def replica_counters() -> list[Any]:
     return [lib.StrategyBase, lib.ReplicaContextBase]
 
 
-@dataclass(frozen=True)
-class Coordination:
-    """Hold the classes behind `ClusterCoordinator` (TF 2.21)."""
-
-    coordinator: Any
-    cluster: Any
-    worker: Any
-    queue: Any
-    closure: Any
-    resource_closure: Any
-    remote_value: Any
-
-
-def coordination() -> Coordination:
-    """Return the classes through which a coordinator schedules work."""
+def coordination() -> SimpleNamespace:
+    """Return the classes behind `ClusterCoordinator`, through which it schedules work (TF 2.21)."""
     module = load("tensorflow.python.distribute.coordinator.cluster_coordinator")
     values = load("tensorflow.python.distribute.coordinator.values")
-    return Coordination(
+    return SimpleNamespace(
         coordinator=module.ClusterCoordinator,
         cluster=module.Cluster,
         worker=module.Worker,

@@ -11,6 +11,7 @@ another one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, final
 
 from emulate import upstream
@@ -37,7 +38,7 @@ def install(recorder: Recorder) -> None:
         recorder.strategy_seen(self)  # even if this process never runs a step with it
 
 
-def _see_closures(recorder: Recorder, names: upstream.Coordination) -> None:
+def _see_closures(recorder: Recorder, names: SimpleNamespace) -> None:
     @around(names.closure, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -55,7 +56,7 @@ def _see_closures(recorder: Recorder, names: upstream.Coordination) -> None:
                 recorder.queue.hand_over("run", about, tensors)
 
 
-def _see_waits(recorder: Recorder, names: upstream.Coordination) -> None:
+def _see_waits(recorder: Recorder, names: SimpleNamespace) -> None:
     """Know what the program waits for: all (`join`, `done`), or one value (`fetch`, `get`)."""
     for name, is_over in (("join", lambda _: True), ("done", bool)):
         _wrap_wait(names.coordinator, name, is_over, recorder.coordinated)
@@ -97,7 +98,7 @@ def _wrap_value(cls: Any, name: str, coordinated: Coordinated) -> None:
         return result
 
 
-def _take_turns(names: upstream.Coordination) -> None:
+def _take_turns(names: SimpleNamespace) -> None:
     """Have the queue give each function to the worker whose turn it is, once nothing else is done."""
     queue = names.queue
 
