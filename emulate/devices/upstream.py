@@ -10,6 +10,11 @@ from functools import partial
 from typing import Any
 
 from emulate.graph_functions import load
+from emulate.imports import Later
+
+ops: Any = Later("tensorflow.python.framework.ops")
+resource_variable_ops: Any = Later("tensorflow.python.ops.resource_variable_ops")
+atomic_function: Any = Later("tensorflow.python.eager.polymorphic_function.atomic_function")
 
 # Private names, looked up when they are called: importing this file imports no TensorFlow.
 # The class whose `device` implements every eager `tf.device`.
@@ -67,8 +72,6 @@ def is_initialized() -> bool:
 
 def function_being_built() -> Any:
     """Return the graph of the function under construction (also of a branch or a loop's body); None outside of functions."""
-    from tensorflow.python.framework import ops
-
     graph = ops.get_default_graph()
     return graph if graph.building_function else None
 
@@ -150,17 +153,11 @@ def copy_handle_data(source: Any, target: Any) -> None:
 
 def read_unread(value: Any) -> Any:
     """Return the value of a variable that an assignment has returned; anything else as it is."""
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import resource_variable_ops
-
     return ops.convert_to_tensor(value) if isinstance(value, resource_variable_ops._UnreadVariable) else value
 
 
 def read_copy(value: Any) -> Any:
     """Return the value of a plain variable; anything else, also a variable of several replicas, as it is."""
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import resource_variable_ops
-
     return ops.convert_to_tensor(value) if isinstance(value, resource_variable_ops.BaseResourceVariable) else value
 
 
@@ -181,9 +178,6 @@ def add_function(outer: Any, graph: Any, *, keeps_apart: bool = False) -> Any:
     Returns:
         The function.
     """
-    from tensorflow.python.eager.polymorphic_function import atomic_function
-    from tensorflow.python.framework import ops
-
     attributes = {"_noinline": True} if keeps_apart else {}
     function = atomic_function.from_func_graph(f"{graph.name}_{ops.uid()}", graph, attributes)
     outer._add_function_recursive(function)
@@ -192,8 +186,6 @@ def add_function(outer: Any, graph: Any, *, keeps_apart: bool = False) -> Any:
 
 def call_function(function: Any, given: list[Any], like: list[Any]) -> tuple[Any, list[Any]]:
     """Call a function in the graph under construction; return the operation, and its results with dtypes and shapes."""
-    from tensorflow.python.eager.polymorphic_function import atomic_function
-
     dtypes = [tensor.dtype.as_datatype_enum for tensor in like]
     operation = atomic_function.partitioned_call_op(function.name, given, True, dtypes)
     for output, other in zip(operation.outputs, like, strict=True):

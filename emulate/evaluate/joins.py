@@ -51,6 +51,7 @@ from emulate.evaluate.forward import (
 from emulate.evaluate.mixing import COMMUTES, Layout, Mixing, NoAnswer, is_equal
 from emulate.evaluate.parts import node_of
 from emulate.evaluate.step_function import rows_of
+from emulate.imports import tf
 from emulate.trace import Array, Trace
 
 _FACTOR = 10.0
@@ -128,8 +129,6 @@ class Shares:
         self._made.clear()
 
     def _evaluated(self, some: Collection[str], values_only: Collection[str], once: bool) -> Gradients:
-        import tensorflow as tf
-
         factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in self.mixing.values)], 1.0)
         same = self.same(factors) if once else []
         factors |= dict.fromkeys(same, 1 / len(self._shares))
@@ -361,8 +360,6 @@ class _Experiments:
         return way if self._noise.apart(way.of(once, more), theirs) <= 1 else None
 
     def _is_enough(self, some: Collection[str], way: _Way, only: Sequence[str] = ()) -> bool:
-        import tensorflow as tf
-
         try:
             if way == _AS_IT_STANDS:
                 return self._noise.apart(self._shares.total(some, only, once=False), self._one) <= 1
@@ -577,8 +574,6 @@ def find_joins(
     Returns:
         `members`, `terms` and `scale`; or `refused` with the reason.
     """
-    import tensorflow as tf
-
     one_device, trial = Trace(reference), Trace(topology)
     numbers = [event["function"] for _, event in one_device.of("step") if event["optimizer"] == optimizer]
     whole = Forward(reference, numbers[index], optimizer)

@@ -14,6 +14,7 @@ import numpy as np
 
 from emulate.evaluate.forward import SIZES, Forward, Rows, function_of, is_float, is_row, num_rows, of_all
 from emulate.evaluate.parts import node_of
+from emulate.imports import tf
 
 COMMUTES = 1e-4
 """Largest relative difference of an operation's results for parts: far above rounding, far below one share's part of a sum."""
@@ -63,8 +64,6 @@ class Mixing:
     """
 
     def __init__(self, whole: Forward, shares: Sequence[Rows], local: Forward) -> None:
-        import tensorflow as tf
-
         self.local, self._counts, self.found = local, [num_rows(rows) for rows in shares], list[str]()
         self.shaped, self.alike = set[str](), set[str]()
         self.places: dict[str, Sequence[Any]] = {}
@@ -106,8 +105,6 @@ class Mixing:
 
     def _own_values(self, nodes: Sequence[str], given: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what each share computes of its part of the examples; nothing where that fails."""
-        import tensorflow as tf
-
         parts = [
             {name: self.layout(name).part(value, share) for name, value in given.items()} for share in range(len(self._counts))
         ]
@@ -118,8 +115,6 @@ class Mixing:
 
     def _executed(self, outputs: Sequence[str], inputs: Sequence[str], alike: Collection[str] = ()) -> list[list[Any]] | None:
         """Return what an operation makes of each share's part of what it takes, but for inputs that are alike on all."""
-        import tensorflow as tf
-
         layouts = {name: Layout() if name in alike else self.layout(name) for name in inputs}
         parts = [
             {i: self.places[i][share] if i in self.places else layouts[i].part(self.values[i], share) for i in inputs}
@@ -173,8 +168,6 @@ def _evaluating(
     forward: Forward, nodes: Sequence[str], like: Mapping[str, Any]
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Return what evaluates every tensor of some nodes."""
-    import tensorflow as tf
-
     kept: list[str] = []
 
     def everything(at_hand: dict[str, Any]) -> list[Any]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.recorder.functions import READS, folder_of, state_of
 from emulate.trace import Trace
 
@@ -89,8 +90,6 @@ class State:
     """
 
     def __init__(self, trace: Path) -> None:
-        import tensorflow as tf
-
         self.variables: dict[int, Any] = {}
         for file in state_of(folder_of(trace)).glob("*.npy"):
             number, dtype, _ = file.name.split(".")
@@ -197,8 +196,6 @@ class Parts:
         ]
 
     def _part(self, graph_def: Any, inputs: Sequence[str], fetched: Sequence[str]) -> Part:
-        import tensorflow as tf
-
         used = _used(graph_def)
         specs = [tf.TensorSpec(shape, dtype) for dtype, shape in map(self.spec, inputs)]
 
@@ -222,8 +219,6 @@ class Parts:
 
     @cached_property
     def _told(self) -> dict[str, tuple[str, Any]]:
-        import tensorflow as tf
-
         apart = [name for name in self._given if name in _used(self._graph) and node_of(name) not in self._nodes]
         with tf.Graph().as_default() as graph:
             given = {name: tf.compat.v1.placeholder(*self._given[name]) for name in apart}
@@ -239,8 +234,6 @@ class Parts:
         return tensor_name(node.input[0]) if node is not None and node.op == "ReadVariableOp" else None
 
     def _captured(self, used: set[str]) -> dict[str, Any]:
-        import tensorflow as tf
-
         here = tf.compat.v1.get_default_graph()
         variables = self._state.variables
         return {
