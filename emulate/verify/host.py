@@ -308,9 +308,9 @@ class RecordedProgram:
             receive=context.receive,
         )
         if self.seed is not None:
-            host = context.host if self.plan.own_seeds else None
+            host = context.host if self.plan.host_variation == "seeds" else None
             Seeding(self.seed, self.precision, host=host, told=recorder.seeded).install()
-        if self.plan.own_listing and context.host:
+        if self.plan.host_variation == "listing" and context.host:
             list_in_another_order()
         probe.install(recorder)
         _finish_at_exit(recorder)
