@@ -25,7 +25,6 @@ to make it takes ten times as long as to evaluate it (a U-Net: 0.7 s and 0.1 s).
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,13 +41,12 @@ from emulate.evaluate.forward import (
     Forward,
     Gradients,
     Rows,
-    function_of,
     is_float,
     is_row,
     num_rows,
     of_all,
 )
-from emulate.evaluate.mixing import COMMUTES, Layout, Mixing, NoAnswer, is_equal
+from emulate.evaluate.mixing import COMMUTES, NoAnswer, Shares, is_equal
 from emulate.evaluate.parts import node_of
 from emulate.evaluate.step_function import rows_of
 from emulate.imports import tf
@@ -59,189 +57,10 @@ _FACTOR = 10.0
 _NOISE_RUNS = 3
 _UNITS = 16.0
 """Units in the last place that another order of a sum may cost a variable's gradient, at least."""
-MOST = 40
-"""Experiments of one step: a cause takes about 15. Two dozen that mix, of which each one matters, would take hundreds."""
 _FEW_SETS = 6
 """Sets of numbers of examples that are tried first: all of two such numbers, and each one and some pairs of more."""
-_PRODUCTS = {"Mul": (0, 1), "RealDiv": (0,), "DivNoNan": (0,)}
-_SUMS = ("AddV2", "Add", "AddN", "Sub", "Neg", "Identity", "Cast", "Squeeze")
-"""Operations that a loss may be a linear function of: products in one of these inputs, sums in all."""
 _SCALES = ("Mul", "RealDiv", "DivNoNan", "Xdivy", "GatherV2")
 """Operations that scale rows by a number that comes from all rows; a sum or a product of matrices compares rows."""
-
-
-class Shares:
-    """Evaluate the gradient of all shares' losses together, where some tensors are those of the whole batch.
-
-    Args:
-        whole: The forward pass of one device.
-        local: That of a share.
-        shares: The examples of each share.
-
-    Attributes:
-        combine: What replicas make of what each of them assigns to a variable; None where each keeps its own.
-        numbers: The losses, and the numbers that they are made of as long as no tensor of other dimensions comes between.
-    """
-
-    def __init__(self, whole: Forward, local: Forward, shares: Sequence[Rows]) -> None:
-        self.whole, self._local, self._shares = whole, local, shares
-        self.counts = [num_rows(rows) for rows in shares]
-        self.mixing, self.evaluations = Mixing(whole, shares, local), 0
-        self.combine: Callable[[Sequence[Any]], Any] | None = None
-        self._totals: dict[tuple[frozenset[str], frozenset[str], bool], Gradients] = {}
-        values = self.mixing.values
-        self.numbers = self._numbers()
-        ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *self.numbers])
-        self._ends = [name for name in ends if name in values and is_float(values[name])]
-        self._given = {whole.rows[key]: value for key, value in of_all(shares).items()}
-        like = self._given | {f"gradient of {name}": values[name] for name in self._ends}
-        self._backward = function_of(self._gradients_of_ends, like)
-        kept = (name for name in ends if name in values and name not in whole.own_sums)
-        self._switches = {name: values[name] for name in kept if name in self.mixing.alike or not np.ndim(values[name])}
-        self._made: dict[tuple[frozenset[str], frozenset[str]], Callable[[Mapping[str, Any]], list[Array]]] = {}
-
-    def total(self, some: Collection[str], values_only: Collection[str] = (), *, once: bool = True) -> Gradients:
-        """Return that gradient, evaluated once.
-
-        Args:
-            some: The tensors that each share takes from the whole batch.
-            values_only: Those of them through which no gradient passes.
-            once: Whether terms of the loss that are the same on all shares count once; else as often as there are shares.
-
-        Returns:
-            The gradient by variable, and the sum of the losses.
-
-        Raises:
-            NoAnswer: After too many experiments.
-        """
-        key = frozenset(some), frozenset(values_only), once
-        if key not in self._totals:
-            if self.evaluations == MOST:
-                raise NoAnswer(f"{MOST} experiments do not say what is needed")
-            self.evaluations += 1
-            self._totals[key] = self._evaluated(some, values_only, once)
-        return self._totals[key]
-
-    def forget(self, combine: Callable[[Sequence[Any]], Any]) -> None:
-        """Go on with one value of what the replicas assign, which is made so of theirs."""
-        self.combine = combine
-        self._totals.clear()
-        self._made.clear()
-
-    def _evaluated(self, some: Collection[str], values_only: Collection[str], once: bool) -> Gradients:
-        factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in self.mixing.values)], 1.0)
-        same = self.same(factors) if once else []
-        factors |= dict.fromkeys(same, 1 / len(self._shares))
-        try:
-            made = self._losses_with(factors, self._switches.keys()) if self.combine is None else {}
-        except (tf.errors.OpError, ValueError):
-            made = {}
-        if not (made and all(np.all(np.isfinite(value)) for values in made.values() for value in values)):
-            made = self._losses_with(factors, ())  # what is not used has no value, or a gradient that is none, on some share
-        sums = {name: np.sum(made[name], axis=0, dtype=float) for name in self._local.variables}
-        back = {
-            name: [g * factors[name] for g in made[f"gradient of {name}"]] for name in factors if f"gradient of {name}" in made
-        }
-        behind = self.whole.after({*values_only}) if values_only else set[str]()  # no gradient passes round these either
-        stopped = {*values_only, *(name for name in same if node_of(name) in behind)}
-        whole = {name: self.mixing.layout(name).together(g) for name, g in back.items() if name not in stopped}
-        through = self.through(whole) if any(map(np.any, whole.values())) else {}
-        loss = np.array(sum(np.sum(value, dtype=float) for value in made[LOSS]))
-        return {name: value + through.get(name, 0.0) for name, value in sums.items()} | {LOSS: loss}
-
-    def _losses_with(self, factors: Mapping[str, float], switches: Collection[str]) -> dict[str, list[Any]]:
-        """Return each share's losses, and the gradients of their sum, where tensors are so many times one device's.
-
-        Args:
-            factors: The numbers, by the names of the tensors.
-            switches: Tensors that a switch replaces. A graph is made once for all sets of these: to make one costs ten times as
-                much as to evaluate it. Other tensors are cut out of a graph of their own.
-
-        Returns:
-            Of each share the losses, and the gradients by variable and by tensor.
-        """
-        # In one order, as a graph that is kept has one.
-        mixing, cut = self.mixing, sorted(name for name in factors if name not in switches)
-        floats = [name for name in (*switches, *cut) if is_float(mixing.values[name])]
-        given = []
-        for share, rows in enumerate(self._shares):
-            parts = {name: np.asarray(mixing.layout(name).part(mixing.values[name], share)) for name in (*switches, *cut)}
-            parts |= {name: parts[name] * np.asarray(factors.get(name, 1.0), parts[name].dtype) for name in floats}
-            are_on = {f"switch of {name}": np.array(name in factors) for name in switches}
-            given.append({self._local.rows[key]: value for key, value in rows.items()} | parts | are_on)
-        if self.combine is not None:
-            assigned = [name for name in self._local.assigned if name not in factors]
-            assign = function_of(functools.partial(self._local.imported, fetched=assigned), given[0])
-            together = dict(zip(assigned, map(self.combine, zip(*map(assign, given), strict=True)), strict=True))
-            given, cut = [values | together for values in given], [*cut, *assigned]
-        key = frozenset(switches), frozenset(cut)
-        if key not in self._made:
-            forward = self._local.with_switches(self._switches) if switches else self._local
-
-            def derived(at_hand: dict[str, Any]) -> list[Any]:
-                losses = forward.imported(at_hand, forward.objectives)
-                return [*forward.derived(losses, [at_hand[name] for name in floats]), *losses]
-
-            self._made[key] = function_of(derived, given[0])
-        made = [self._made[key](values) for values in given]
-        names = [*self._local.variables, *(f"gradient of {name}" for name in floats)]
-        by_name: dict[str, list[Any]] = {name: [of_share[i] for of_share in made] for i, name in enumerate(names)}
-        return by_name | {LOSS: [value for of_share in made for value in of_share[len(names) :]]}
-
-    def through(self, gradients: Mapping[str, Any]) -> Gradients:
-        """Return what one device's backward pass makes of gradients of some tensors."""
-        values = self.mixing.values
-        weights = {n: gradients[n].astype(values[n].dtype) if n in gradients else 0 * values[n] for n in self._ends}
-        made = self._backward(self._given | {f"gradient of {name}": weight for name, weight in weights.items()})
-        return dict(zip(self.whole.variables, (gradient.astype(float) for gradient in made), strict=True))
-
-    def _gradients_of_ends(self, at_hand: dict[str, Any]) -> list[Any]:
-        tensors = self.whole.imported({name: at_hand[name] for name in self._given}, self._ends)
-        return self.whole.derived(tensors, [], [at_hand[f"gradient of {name}"] for name in self._ends])
-
-    def own_values(self, name: str) -> list[Any]:
-        """Return what each share computes of a tensor by itself."""
-        given = [{self._local.rows[key]: value for key, value in rows.items()} for rows in self._shares]
-        sums = {n: self.mixing.values[n] for n in self.whole.own_sums if n in self.mixing.values and n != name}
-        run = function_of(functools.partial(self._local.imported, fetched=[name]), given[0] | sums)
-        return [run(values | sums)[0] for values in given]
-
-    def same(self, patches: Collection[str]) -> list[str]:
-        """Return the terms of the loss that are the same on all shares, each as large as it can be."""
-        divided = {name for name in patches if self.mixing.layout(name) != Layout()}
-        stops = {*patches} - divided
-        own = self.whole.after({*self.whole.rows.values(), *divided}, stops)
-        same, waiting = dict[str, None](), list(self.whole.objectives)
-        while waiting:
-            name = waiting.pop()
-            node, inputs = self.whole.nodes[node_of(name)], self._numbers_of(name)
-            if node.name not in own or name in stops:
-                same[name] = None
-            elif node.op in _SUMS or self._packed(name):
-                waiting += inputs
-            elif node.op in _PRODUCTS:  # linear in one of them
-                depend = [i for i in inputs if node_of(i) in own and i not in stops]
-                waiting += depend if depend in [[inputs[p]] for p in _PRODUCTS[node.op] if p < len(inputs)] else []
-        return [name for name in same if name in self.mixing.values]
-
-    def _numbers(self) -> list[str]:
-        numbers, waiting = dict[str, None](), list(self.whole.objectives)
-        while waiting:
-            name = waiting.pop()
-            waiting += [] if name in numbers else self._numbers_of(name)
-            numbers[name] = None
-        return list(numbers)
-
-    def _numbers_of(self, name: str) -> list[str]:
-        inputs = self._packed(name) or self.whole.inputs(node_of(name))
-        return [i for i in inputs if not np.ndim(self.mixing.values.get(i, [0]))]
-
-    def _packed(self, name: str) -> list[str]:
-        """Return the numbers that are summed as a list; nothing where a tensor is another sum, or none."""
-        if self.whole.nodes[node_of(name)].op != "Sum":
-            return []
-        source = node_of(self.whole.inputs(node_of(name))[0])
-        return self.whole.inputs(source) if source in self.whole.nodes and self.whole.nodes[source].op == "Pack" else []
 
 
 class _Noise:
