@@ -47,6 +47,20 @@ function_graph_class = partial(load, "tensorflow.python.framework.func_graph", "
 options_class = partial(load, "tensorflow.python.data.util.options", "OptionsBase")
 checkpoint_class = partial(load, "tensorflow.python.checkpoint.checkpoint", "Checkpoint")  # `tf.train.Checkpoint`
 
+
+def _imported(name: str, *modules: str) -> list[Any]:
+    """Return what has this name in those of the modules that are imported."""
+    return [getattr(sys.modules[module], name) for module in modules if module in sys.modules]
+
+
+KERAS_LAYERS = (f"{KERAS_3}.layers.layer", *(f"{package}.engine.base_layer" for package in LEGACY_KERAS))
+# Of the imported Keras versions. Every log of `fit` passes a CallbackList.
+layer_classes = partial(_imported, "Layer", *KERAS_LAYERS)
+_METRICS = (f"{KERAS_3}.metrics.metric", *(f"{package}.metrics.base_metric" for package in LEGACY_KERAS))
+metric_classes = partial(_imported, "Metric", *_METRICS)
+_CALLBACKS = (f"{KERAS_3}.callbacks.callback_list", *(f"{package}.callbacks" for package in LEGACY_KERAS))
+callback_list_classes = partial(_imported, "CallbackList", *_CALLBACKS)
+
 UPDATE_BY_XLA = "_update_step_xla"
 """In this function an optimizer of tf_keras updates one variable where there is a GPU (2.20); the step alone calls it."""
 
@@ -208,8 +222,8 @@ def has_compiled_loss(model: Any) -> bool:
 
 def rate_makers() -> list[tuple[Any, str]]:
     """Return (class, method) that gives a Keras 3 optimizer the learning rate of its step."""
-    name = f"{KERAS_3}.optimizers.base_optimizer"
-    return [(load(name).BaseOptimizer, "_get_current_learning_rate")] if name in sys.modules else []
+    classes = _imported("BaseOptimizer", f"{KERAS_3}.optimizers.base_optimizer")
+    return [(cls, "_get_current_learning_rate") for cls in classes]
 
 
 def rate_of(optimizer: Any) -> Any:
@@ -223,27 +237,10 @@ def steps_made(optimizer: Any) -> int:
     return 0 if count is None or isinstance(count, int) else int(count.numpy())
 
 
-def layer_classes() -> list[Any]:
-    """Return the Layer classes of the imported Keras versions."""
-    return [load(name).Layer for name in KERAS_LAYERS if name in sys.modules]
-
-
-def metric_classes() -> list[Any]:
-    """Return the Metric classes of the imported Keras versions."""
-    names = (f"{KERAS_3}.metrics.metric", *(f"{package}.metrics.base_metric" for package in LEGACY_KERAS))
-    return [load(name).Metric for name in names if name in sys.modules]
-
-
 def mirrored_metric_class() -> Any:
     """Return Keras 3's Metric class if all replicas share a metric's variables (up to Keras 3.9), else None."""
     shares = not hasattr(load("keras").Variable, "synchronization")
     return load(f"{KERAS_3}.metrics.metric").Metric if shares else None
-
-
-def callback_list_classes() -> list[Any]:
-    """Return the CallbackList classes of the imported Keras versions: every log of `fit` passes them."""
-    names = (f"{KERAS_3}.callbacks.callback_list", *(f"{package}.callbacks" for package in LEGACY_KERAS))
-    return [load(name).CallbackList for name in names if name in sys.modules]
 
 
 def batchnorm_class(package: str) -> Any:
@@ -281,9 +278,8 @@ def own_weights(layer: Any) -> list[Any]:
 
 def policy_classes() -> list[Any]:
     """Return the dtype policies of the imported Keras versions: `_parse_name` gives compute and variable dtypes."""
-    names = {f"{package}.mixed_precision.policy": "Policy" for package in LEGACY_KERAS}
-    names[f"{KERAS_3}.dtype_policies.dtype_policy"] = "DTypePolicy"
-    return [getattr(load(module), name) for module, name in names.items() if module in sys.modules]
+    legacy = _imported("Policy", *(f"{package}.mixed_precision.policy" for package in LEGACY_KERAS))
+    return legacy + _imported("DTypePolicy", f"{KERAS_3}.dtype_policies.dtype_policy")
 
 
 def random_ops() -> list[tuple[Any, str, str]]:
@@ -388,8 +384,7 @@ def merge_of_checkpoint() -> tuple[Any, str]:
 
 def keras_savers() -> list[tuple[Any, str]]:
     """Return what closes the file of weights while Keras 3 saves."""
-    name = f"{KERAS_3}.saving.saving_lib"
-    return [(load(name).H5IOStore, "close")] if name in sys.modules else []
+    return [(cls, "close") for cls in _imported("H5IOStore", f"{KERAS_3}.saving.saving_lib")]
 
 
 def file_readers() -> list[tuple[Any, str, PathOf]]:
@@ -532,9 +527,6 @@ def _digest_of(graph: Any, dataset: Any) -> str:
     return state.hexdigest()
 
 
-KERAS_LAYERS = (f"{KERAS_3}.layers.layer", *(f"{package}.engine.base_layer" for package in LEGACY_KERAS))
-
-
 def stack() -> list[tuple[str, int]]:
     """Return (file, line) of each call on this thread, outermost first, through autograph's map of its code (TF 2.21)."""
     if "tensorflow" not in sys.modules:
@@ -577,7 +569,7 @@ def replica_collectives() -> list[tuple[Any, str]]:
 
 def layer_classes_of(package: str) -> list[Any]:
     """Return the Layer class of an imported Keras version."""
-    return [sys.modules[name].Layer for name in KERAS_LAYERS if name in sys.modules and name.startswith(f"{package}.")]
+    return _imported("Layer", *(name for name in KERAS_LAYERS if name.startswith(f"{package}.")))
 
 
 def tensor_number(tensor: Any) -> int | None:
