@@ -255,14 +255,6 @@ class Position:
     is_apart: bool = False  # never with one host
 
 
-def state_of(plan: Plan, position: Position) -> dict[str, Any]:
-    """Return the position as plain values, with a fingerprint of the data and their order."""
-    # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
-    over = plan.num_batches is not None and position.batch >= plan.num_batches
-    epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
-    return {"format": _FORMAT, "epoch": epoch, "batch": batch, **identity_of(plan)}
-
-
 def identity_of(plan: Plan) -> dict[str, Any]:
     """Return a fingerprint of a pipeline's examples and their order."""
     return {
@@ -281,39 +273,85 @@ def _order(plan: Plan) -> str:
     return "shuffled" if plan.shuffle else f"buffer {plan.buffer}" if plan.buffer else "as it stands"
 
 
-def restore(plan: Plan, position: Position, state: Any) -> None:
-    """Move a position to that of a state.
+class UnknownLength(UsageError, TypeError):
+    """Report that a stream has no length. It is a `TypeError`, because `list()` asks for a length and continues without one."""
+
+
+class Positioned:
+    """Know what a pipeline does, and which of its batches come next.
 
     Args:
         plan: What the pipeline does.
-        position: The position to move.
-        state: The result of `state_of` for a pipeline over the same data.
-
-    Raises:
-        UsageError: If it is not such a state, or belongs to other data, another order or other batches.
+        position: Its position.
     """
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise UsageError("state must be a result of Pipeline.state()", state=state)
-    for name, value in identity_of(plan).items():
-        saved = state.get(name)
-        if not _is(value, saved):
-            raise UsageError(
-                f"A state must be restored over the same data in the same order: `{name}` must be what it was",
-                "Make the pipeline as it was when the state was saved, or start again without restoring.",
-                **{name: value, "saved": saved},
+
+    def __init__(self, plan: Plan, position: Position) -> None:
+        self._plan = plan
+        self._position = position
+
+    def __len__(self) -> int:
+        if self._plan.num_batches is None:
+            raise UnknownLength(
+                "A length needs a known number of examples",
+                "Pass rows=... where the pipeline is made.",
+                source=type(self._plan.source).__name__,
             )
-    epoch, batch = state.get("epoch"), state.get("batch")
-    most = plan.num_batches
-    if not is_whole(epoch, 0) or not is_whole(batch, 0) or (most is not None and int(batch) > most):
-        raise UsageError(
-            f"A state must count epochs and batches from 0{'' if most is None else f', with {most} batches in an epoch'}",
-            "Pass the result of Pipeline.state().",
-            epoch=epoch,
-            batch=batch,
-        )
-    position.epoch, position.batch = int(epoch), int(batch)
-    position.is_apart = False
-    position.turn += 1
+        return self._plan.num_batches
+
+    @property
+    def num_batches(self) -> int | None:
+        """Return the number of global batches in an epoch, or None for a stream of unknown length."""
+        return self._plan.num_batches
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the epoch that the next batch belongs to, from 0."""
+        return self._position.epoch
+
+    def state(self) -> dict[str, Any]:
+        """Return the position: the global batches that the training loop has taken, without those made ahead.
+
+        Returns:
+            Plain values for JSON. They are valid on any topology, and in any process with the same data.
+        """
+        plan, position = self._plan, self._position
+        # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
+        over = plan.num_batches is not None and position.batch >= plan.num_batches
+        epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
+        return {"format": _FORMAT, "epoch": epoch, "batch": batch, **identity_of(plan)}
+
+    def restore(self, state: Any) -> None:
+        """Continue from a position: the next iteration returns the rest of that epoch.
+
+        Args:
+            state: The result of `state()` of a pipeline over the same data.
+
+        Raises:
+            UsageError: If it is not such a state, or belongs to other data, another order or other batches.
+        """
+        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+            raise UsageError("state must be a result of Pipeline.state()", state=state)
+        for name, value in identity_of(self._plan).items():
+            saved = state.get(name)
+            if not _is(value, saved):
+                raise UsageError(
+                    f"A state must be restored over the same data in the same order: `{name}` must be what it was",
+                    "Make the pipeline as it was when the state was saved, or start again without restoring.",
+                    **{name: value, "saved": saved},
+                )
+        epoch, batch = state.get("epoch"), state.get("batch")
+        most = self._plan.num_batches
+        if not is_whole(epoch, 0) or not is_whole(batch, 0) or (most is not None and int(batch) > most):
+            raise UsageError(
+                f"A state must count epochs and batches from 0{'' if most is None else f', with {most} batches in an epoch'}",
+                "Pass the result of Pipeline.state().",
+                epoch=epoch,
+                batch=batch,
+            )
+        position = self._position
+        position.epoch, position.batch = int(epoch), int(batch)
+        position.is_apart = False
+        position.turn += 1
 
 
 def _is(value: Any, saved: Any) -> bool:
