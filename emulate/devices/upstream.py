@@ -84,19 +84,13 @@ def reduced_values(values: Any) -> list[Any]:
     return [value.values[0] if isinstance(value, lib.DistributedValues) else value for value in given]
 
 
-def data_modules() -> list[Any]:
-    """Return each loaded public spelling of `tf.data.experimental`."""
-    return [
-        m
-        for name, m in list(sys.modules.items())
-        if name.startswith("tensorflow._api.") and name.endswith(".data.experimental")
-    ]
-
-
-def public_modules() -> list[Any]:
-    """Return each loaded public module of TensorFlow that lists devices, in TF 1 and TF 2 spellings."""
-    ends = (".config", ".config.experimental", ".test")
+def _loaded(*ends: str) -> list[Any]:
     return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(ends)]
+
+
+data_modules = partial(_loaded, ".data.experimental")  # each loaded public spelling of `tf.data.experimental`
+# Each loaded public module of TensorFlow that lists devices, in TF 1 and TF 2 spellings.
+public_modules = partial(_loaded, ".config", ".config.experimental", ".test")
 
 
 def defining_modules() -> list[Any]:
