@@ -13,9 +13,10 @@ from typing import Any
 from emulate.imports import tf
 
 
-def load(module: str) -> Any:
-    """Import a private module of TensorFlow or Keras."""
-    return importlib.import_module(module)
+def load(module: str, name: str = "") -> Any:
+    """Import a private module of TensorFlow or Keras, or one name of it."""
+    imported = importlib.import_module(module)
+    return getattr(imported, name) if name else imported
 
 
 def strategy_classes() -> list[Any]:
@@ -32,9 +33,8 @@ def device(name: str) -> Any:
     return load("tensorflow.python.framework.ops").device_v2(name)
 
 
-def function_class() -> Any:
-    """Return the class of a `tf.function`."""
-    return load("tensorflow.python.eager.polymorphic_function.polymorphic_function").Function
+# The class of a `tf.function`.
+function_class = functools.partial(load, "tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function")
 
 
 def on_cpu() -> Any:
@@ -100,9 +100,8 @@ def do_not_convert(function: Callable[..., Any]) -> Callable[..., Any]:
     return load("tensorflow.python.autograph.impl.api").do_not_convert(function)  # type: ignore[no-any-return]
 
 
-def collective_launcher() -> Any:
-    """Return the class that starts every collective between replicas (TF 2.21)."""
-    return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher
+# The class that starts every collective between replicas (TF 2.21).
+collective_launcher = functools.partial(load, "tensorflow.python.distribute.cross_device_utils", "CollectiveReplicaLauncher")
 
 
 _REPLICAS = "_gpudist_virtual_replicas"

@@ -96,11 +96,7 @@ def around_function(original: Any, wrapper: Wrapper, point: str) -> Wrapper:
 
 def when_imported(name: str, action: Callable[[], None]) -> None:
     """Call `action` once a module has been imported, now or later; its errors are told and kept from the program."""
-    imports.when_imported(name, around_function(_do_nothing, lambda _: action(), f"import {name}"))
-
-
-def _do_nothing() -> None:
-    pass
+    imports.when_imported(name, around_function(lambda: None, lambda _: action(), f"import {name}"))
 
 
 def caller() -> Any:

@@ -1,7 +1,8 @@
-"""Define the sentences of a verdict: each has a code, which scripts can rely on."""
+"""Define the sentences of a verdict, each with a code, which scripts can rely on; and print numbers for readers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -33,3 +34,18 @@ class Told(str):
 def told(code: str) -> Callable[[str], Told]:
     """Return what makes sentences with a code."""
     return partial(Told, code)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number for a reader: few digits, `?` for none."""
+    if value is None:
+        return "?"
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else "infinite"
+    return f"{value:.{digits}g}"
+
+
+def told_apart(value: float | None, other: float | None, digits: int = 6) -> tuple[str, str]:
+    """Return two numbers in print, with more digits where the given ones do not tell them apart."""
+    texts = number(value, digits), number(other, digits)
+    return texts if texts[0] != texts[1] or digits >= 17 else told_apart(value, other, digits + 1)

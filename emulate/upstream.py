@@ -13,7 +13,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from emulate.graph_functions import load
@@ -27,13 +28,41 @@ IS_KERAS_2 = release(installed_version("keras") or "3.0") < (3, 0)
 KERAS_3 = "no_keras_3.src" if IS_KERAS_2 else "keras.src"
 LEGACY_KERAS = tuple(package for package in KERAS_PACKAGES.values() if package != KERAS_3)
 
+# The class behind every public strategy, whose `run` gets each replica's input (TF 2.21).
+strategy_class = partial(load, "tensorflow.python.distribute.distribute_lib", "StrategyBase")
+# The class with `replica_id_in_sync_group` (TF 2.21).
+numbered = partial(load, "tensorflow.python.distribute.distribute_lib", "ReplicaContextBase")
+tape_class = partial(load, "tensorflow.python.eager.backprop", "GradientTape")  # `tf.GradientTape`
+# The module in which Keras 3 divides a loss by the number of replicas: `scale_loss_for_distribution`.
+keras_loss_module = partial(load, f"{KERAS_3}.losses.loss")
+# The module whose `get_seed` combines the global seed and an operation's own (TF 2.21).
+seed_module = partial(load, "tensorflow.python.framework.random_seed")
+dataset_class = partial(load, "tensorflow.python.data.ops.dataset_ops", "DatasetV2")  # the class behind every `tf.data.Dataset`
+# The class that prepares the data of `fit` and `evaluate` in Keras 3.
+epoch_iterator_class = partial(load, f"{KERAS_3}.trainers.epoch_iterator", "EpochIterator")
+# The class of a tf.function's graph (TF 2.21). Its `_create_op_internal` makes each operation, its
+# `capture_call_time_value` gives collectives their keys.
+function_graph_class = partial(load, "tensorflow.python.framework.func_graph", "FuncGraph")
+# The class whose attributes are the options of datasets, `auto_shard_policy` among them (TF 2.21).
+options_class = partial(load, "tensorflow.python.data.util.options", "OptionsBase")
+checkpoint_class = partial(load, "tensorflow.python.checkpoint.checkpoint", "Checkpoint")  # `tf.train.Checkpoint`
+
+
+def _imported(name: str, *modules: str) -> list[Any]:
+    """Return what has this name in those of the modules that are imported."""
+    return [getattr(sys.modules[module], name) for module in modules if module in sys.modules]
+
+
+KERAS_LAYERS = (f"{KERAS_3}.layers.layer", *(f"{package}.engine.base_layer" for package in LEGACY_KERAS))
+# Of the imported Keras versions. Every log of `fit` passes a CallbackList.
+layer_classes = partial(_imported, "Layer", *KERAS_LAYERS)
+_METRICS = (f"{KERAS_3}.metrics.metric", *(f"{package}.metrics.base_metric" for package in LEGACY_KERAS))
+metric_classes = partial(_imported, "Metric", *_METRICS)
+_CALLBACKS = (f"{KERAS_3}.callbacks.callback_list", *(f"{package}.callbacks" for package in LEGACY_KERAS))
+callback_list_classes = partial(_imported, "CallbackList", *_CALLBACKS)
+
 UPDATE_BY_XLA = "_update_step_xla"
 """In this function an optimizer of tf_keras updates one variable where there is a GPU (2.20); the step alone calls it."""
-
-
-def strategy_class() -> Any:
-    """Return the class behind every public strategy, whose `run` gets each replica's input (TF 2.21)."""
-    return load("tensorflow.python.distribute.distribute_lib").StrategyBase
 
 
 def num_local_replicas(strategy: Any) -> int:
@@ -50,29 +79,11 @@ def replica_counters() -> list[Any]:
     return [lib.StrategyBase, lib.ReplicaContextBase]
 
 
-def numbered() -> Any:
-    """Return the class with `replica_id_in_sync_group` (TF 2.21)."""
-    return load("tensorflow.python.distribute.distribute_lib").ReplicaContextBase
-
-
-@dataclass(frozen=True)
-class Coordination:
-    """Hold the classes behind `ClusterCoordinator` (TF 2.21)."""
-
-    coordinator: Any
-    cluster: Any
-    worker: Any
-    queue: Any
-    closure: Any
-    resource_closure: Any
-    remote_value: Any
-
-
-def coordination() -> Coordination:
-    """Return the classes through which a coordinator schedules work."""
+def coordination() -> SimpleNamespace:
+    """Return the classes behind `ClusterCoordinator`, through which it schedules work (TF 2.21)."""
     module = load("tensorflow.python.distribute.coordinator.cluster_coordinator")
     values = load("tensorflow.python.distribute.coordinator.values")
-    return Coordination(
+    return SimpleNamespace(
         coordinator=module.ClusterCoordinator,
         cluster=module.Cluster,
         worker=module.Worker,
@@ -95,11 +106,6 @@ LOSS_SCALERS = (
 def averages(reduce_op: Any) -> bool:
     """Return whether a reduction is a mean: `tf.distribute.ReduceOp.MEAN`, or its name in any case."""
     return str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
-
-
-def tape_class() -> Any:
-    """Return `tf.GradientTape`."""
-    return load("tensorflow.python.eager.backprop").GradientTape
 
 
 def modules_with_gradients() -> list[Any]:
@@ -216,8 +222,8 @@ def has_compiled_loss(model: Any) -> bool:
 
 def rate_makers() -> list[tuple[Any, str]]:
     """Return (class, method) that gives a Keras 3 optimizer the learning rate of its step."""
-    name = f"{KERAS_3}.optimizers.base_optimizer"
-    return [(load(name).BaseOptimizer, "_get_current_learning_rate")] if name in sys.modules else []
+    classes = _imported("BaseOptimizer", f"{KERAS_3}.optimizers.base_optimizer")
+    return [(cls, "_get_current_learning_rate") for cls in classes]
 
 
 def rate_of(optimizer: Any) -> Any:
@@ -231,32 +237,10 @@ def steps_made(optimizer: Any) -> int:
     return 0 if count is None or isinstance(count, int) else int(count.numpy())
 
 
-def layer_classes() -> list[Any]:
-    """Return the Layer classes of the imported Keras versions."""
-    return [load(name).Layer for name in KERAS_LAYERS if name in sys.modules]
-
-
-def keras_loss_module() -> Any:
-    """Return the module in which Keras 3 divides a loss by the number of replicas: `scale_loss_for_distribution`."""
-    return load(f"{KERAS_3}.losses.loss")
-
-
-def metric_classes() -> list[Any]:
-    """Return the Metric classes of the imported Keras versions."""
-    names = (f"{KERAS_3}.metrics.metric", *(f"{package}.metrics.base_metric" for package in LEGACY_KERAS))
-    return [load(name).Metric for name in names if name in sys.modules]
-
-
 def mirrored_metric_class() -> Any:
     """Return Keras 3's Metric class if all replicas share a metric's variables (up to Keras 3.9), else None."""
     shares = not hasattr(load("keras").Variable, "synchronization")
     return load(f"{KERAS_3}.metrics.metric").Metric if shares else None
-
-
-def callback_list_classes() -> list[Any]:
-    """Return the CallbackList classes of the imported Keras versions: every log of `fit` passes them."""
-    names = (f"{KERAS_3}.callbacks.callback_list", *(f"{package}.callbacks" for package in LEGACY_KERAS))
-    return [load(name).CallbackList for name in names if name in sys.modules]
 
 
 def batchnorm_class(package: str) -> Any:
@@ -294,14 +278,8 @@ def own_weights(layer: Any) -> list[Any]:
 
 def policy_classes() -> list[Any]:
     """Return the dtype policies of the imported Keras versions: `_parse_name` gives compute and variable dtypes."""
-    names = {f"{package}.mixed_precision.policy": "Policy" for package in LEGACY_KERAS}
-    names[f"{KERAS_3}.dtype_policies.dtype_policy"] = "DTypePolicy"
-    return [getattr(load(module), name) for module, name in names.items() if module in sys.modules]
-
-
-def seed_module() -> Any:
-    """Return the module whose `get_seed` combines the global seed and an operation's own (TF 2.21)."""
-    return load("tensorflow.python.framework.random_seed")
+    legacy = _imported("Policy", *(f"{package}.mixed_precision.policy" for package in LEGACY_KERAS))
+    return legacy + _imported("DTypePolicy", f"{KERAS_3}.dtype_policies.dtype_policy")
 
 
 def random_ops() -> list[tuple[Any, str, str]]:
@@ -406,8 +384,7 @@ def merge_of_checkpoint() -> tuple[Any, str]:
 
 def keras_savers() -> list[tuple[Any, str]]:
     """Return what closes the file of weights while Keras 3 saves."""
-    name = f"{KERAS_3}.saving.saving_lib"
-    return [(load(name).H5IOStore, "close")] if name in sys.modules else []
+    return [(cls, "close") for cls in _imported("H5IOStore", f"{KERAS_3}.saving.saving_lib")]
 
 
 def file_readers() -> list[tuple[Any, str, PathOf]]:
@@ -450,11 +427,6 @@ def is_library(file: str) -> bool:
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "emulate", "gpudist_core")
 
 
-def dataset_class() -> Any:
-    """Return the class behind every `tf.data.Dataset`."""
-    return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
-
-
 def distributed_dataset_classes() -> list[Any]:
     """Return the classes of what a strategy makes of datasets (TF 2.21)."""
     module = load("tensorflow.python.distribute.input_lib")
@@ -475,11 +447,6 @@ def partial_batch(adapter: Any) -> int | None:
         return adapter.partial_batch_size  # type: ignore[no-any-return]
     except NotImplementedError:
         return None
-
-
-def epoch_iterator_class() -> Any:
-    """Return the class that prepares the data of `fit` and `evaluate` in Keras 3."""
-    return load(f"{KERAS_3}.trainers.epoch_iterator").EpochIterator
 
 
 def reads_generator(iterator: Any) -> bool:
@@ -560,9 +527,6 @@ def _digest_of(graph: Any, dataset: Any) -> str:
     return state.hexdigest()
 
 
-KERAS_LAYERS = (f"{KERAS_3}.layers.layer", *(f"{package}.engine.base_layer" for package in LEGACY_KERAS))
-
-
 def stack() -> list[tuple[str, int]]:
     """Return (file, line) of each call on this thread, outermost first, through autograph's map of its code (TF 2.21)."""
     if "tensorflow" not in sys.modules:
@@ -579,14 +543,6 @@ def origins_of(converted: Any) -> Iterator[tuple[tuple[str, int], tuple[str, int
     """Yield each line of a converted function with the line that it was made of."""
     for place, origin in getattr(converted, "ag_source_map", {}).items():
         yield (place.filename, place.lineno), (origin.loc.filename, origin.loc.lineno)
-
-
-def function_graph_class() -> Any:
-    """Return the class of a tf.function's graph (TF 2.21).
-
-    Its `_create_op_internal` makes each operation, its `capture_call_time_value` gives collectives their keys.
-    """
-    return load("tensorflow.python.framework.func_graph").FuncGraph
 
 
 def is_function(graph: Any, name: str) -> bool:
@@ -611,19 +567,9 @@ def replica_collectives() -> list[tuple[Any, str]]:
     return [(lib.ReplicaContextBase, "all_reduce"), (lib.ReplicaContext, "all_gather")]
 
 
-def options_class() -> Any:
-    """Return the class whose attributes are the options of datasets, `auto_shard_policy` among them (TF 2.21)."""
-    return load("tensorflow.python.data.util.options").OptionsBase
-
-
-def checkpoint_class() -> Any:
-    """`tf.train.Checkpoint`."""
-    return load("tensorflow.python.checkpoint.checkpoint").Checkpoint
-
-
 def layer_classes_of(package: str) -> list[Any]:
     """Return the Layer class of an imported Keras version."""
-    return [sys.modules[name].Layer for name in KERAS_LAYERS if name in sys.modules and name.startswith(f"{package}.")]
+    return _imported("Layer", *(name for name in KERAS_LAYERS if name.startswith(f"{package}.")))
 
 
 def tensor_number(tensor: Any) -> int | None:

@@ -5,7 +5,7 @@ inside a tf.function), and one failed collective poisons the process. On GPUs th
 slices of GPUs are treated as CPUs are, because NCCL refuses two ranks on one GPU.
 
 It runs some sums more that TensorFlow 2.21 refuses on whole GPUs, which are told. There it sums by collectives unless a program
-chooses otherwise. Their keys are lost where a function that sums is called in a condition or a loop (fixes.py; it is Python
+chooses otherwise. Their keys are lost where a function that sums is called in a condition or a loop (install.py; it is Python
 that loses them, on any device), and they take neither int32 nor bfloat16 of GPUs (`Collective all-reduce does not support
 datatype DT_INT32 on DEVICE_GPU`).
 """

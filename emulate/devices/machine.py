@@ -88,7 +88,8 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
         >>> choose_device("cpu", [Topology.parse("1x4")]).kind
         'cpu'
     """
-    check_device(device)
+    if device not in DEVICES:
+        raise UsageError(f"device must be one of {', '.join(DEVICES)}. Received: device={device!r}. Choose one of them.")
     check_tensorflow()
     if device == "cpu":
         return DeviceChoice("cpu")
@@ -100,19 +101,6 @@ def _to_be_had() -> Inventory:
     """Return the GPUs that a cluster can get. GPUs used by other clusters count, because clusters wait for each other."""
     there = find_gpus()
     return there.idle({gpu.uuid for gpu in there.gpus if is_leased(gpu.uuid)})
-
-
-def check_device(device: str) -> None:
-    """Refuse a word that is no kind of device.
-
-    Args:
-        device: The word.
-
-    Raises:
-        UsageError: When it is none of `DEVICES`.
-    """
-    if device not in DEVICES:
-        raise UsageError(f"device must be one of {', '.join(DEVICES)}. Received: device={device!r}. Choose one of them.")
 
 
 def decide(

@@ -6,9 +6,58 @@ Names are looked up when they are used: importing this file imports no TensorFlo
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from emulate.graph_functions import load
+from emulate.imports import Later
+
+ops: Any = Later("tensorflow.python.framework.ops")
+resource_variable_ops: Any = Later("tensorflow.python.ops.resource_variable_ops")
+atomic_function: Any = Later("tensorflow.python.eager.polymorphic_function.atomic_function")
+
+# Private names, looked up when they are called: importing this file imports no TensorFlow.
+# The class whose `device` implements every eager `tf.device`.
+context_class = partial(load, "tensorflow.python.eager.context", "Context")
+# The class whose `device` implements every `tf.device` in a graph.
+graph_class = partial(load, "tensorflow.python.framework.ops", "Graph")
+# The class of one trace of a tf.function; `_call_flat` calls it, also in a graph under construction.
+concrete_function_class = partial(load, "tensorflow.python.eager.polymorphic_function.concrete_function", "ConcreteFunction")
+# The module with which strategies complete device names.
+device_util = partial(load, "tensorflow.python.distribute.device_util")
+# The module behind `tf.data.experimental.prefetch_to_device`.
+prefetching = partial(load, "tensorflow.python.data.experimental.ops.prefetching_ops")
+# The base of both MirroredStrategy classes (TF 1 and 2).
+mirrored_extended = partial(load, "tensorflow.python.distribute.mirrored_strategy", "MirroredExtended")
+# The base of every MultiWorkerMirroredStrategy class.
+collective_extended = partial(
+    load, "tensorflow.python.distribute.collective_all_reduce_strategy", "CollectiveAllReduceExtended"
+)
+# The base of CentralStorageStrategy and TF 1's ParameterServerStrategy.
+central_extended = partial(load, "tensorflow.python.distribute.parameter_server_strategy", "ParameterServerStrategyExtended")
+# The class behind `tf.distribute.experimental.CommunicationOptions`.
+communication_options = partial(load, "tensorflow.python.distribute.collective_util", "Options")
+# The module with the operations that sum over devices.
+cross_device_ops = partial(load, "tensorflow.python.distribute.cross_device_ops")
+# The class of `tf.distribute.Server` and TF 1's `tf.train.Server`.
+server_class = partial(load, "tensorflow.python.training.server_lib", "Server")
+# `tensorflow.python.client.device_lib`, which many programs call although it is private.
+device_lib = partial(load, "tensorflow.python.client.device_lib")
+# The message class that `device_lib.list_local_devices` lists.
+device_attributes = partial(load, "tensorflow.core.framework.device_attributes_pb2", "DeviceAttributes")
+distributed_values = partial(load, "tensorflow.python.distribute.values")  # the module with `PerReplica` and `Mirrored`
+# The module that deals values out to replicas and puts theirs together.
+distribute_utils = partial(load, "tensorflow.python.distribute.distribute_utils")
+# The iterator that deals a dataset's elements out to several devices.
+multi_device_iterator = partial(load, "tensorflow.python.data.ops.multi_device_iterator_ops", "OwnedMultiDeviceIterator")
+mirrored_run = partial(load, "tensorflow.python.distribute.mirrored_run")  # the module behind `MirroredStrategy.run`
+input_lib = partial(load, "tensorflow.python.distribute.input_lib")  # the module that deals out data
+# The module that copies datasets for several devices.
+data_distribution = partial(load, "tensorflow.python.data.experimental.ops.distribute")
+# The class that reads a cluster from TF_CONFIG.
+config_resolver = partial(
+    load, "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver", "TFConfigClusterResolver"
+)
 
 
 def context() -> Any:
@@ -21,25 +70,8 @@ def is_initialized() -> bool:
     return bool(context()._initialized)
 
 
-def context_class() -> Any:
-    """Return the class whose `device` implements every eager `tf.device`."""
-    return load("tensorflow.python.eager.context").Context
-
-
-def graph_class() -> Any:
-    """Return the class whose `device` implements every `tf.device` in a graph."""
-    return load("tensorflow.python.framework.ops").Graph
-
-
-def concrete_function_class() -> Any:
-    """Return the class of one trace of a tf.function; `_call_flat` calls it, also in a graph under construction."""
-    return load("tensorflow.python.eager.polymorphic_function.concrete_function").ConcreteFunction
-
-
 def function_being_built() -> Any:
     """Return the graph of the function under construction (also of a branch or a loop's body); None outside of functions."""
-    from tensorflow.python.framework import ops
-
     graph = ops.get_default_graph()
     return graph if graph.building_function else None
 
@@ -52,69 +84,13 @@ def reduced_values(values: Any) -> list[Any]:
     return [value.values[0] if isinstance(value, lib.DistributedValues) else value for value in given]
 
 
-def device_util() -> Any:
-    """Return the module with which strategies complete device names."""
-    return load("tensorflow.python.distribute.device_util")
-
-
-def prefetching() -> Any:
-    """Return the module behind `tf.data.experimental.prefetch_to_device`."""
-    return load("tensorflow.python.data.experimental.ops.prefetching_ops")
-
-
-def data_modules() -> list[Any]:
-    """Return each loaded public spelling of `tf.data.experimental`."""
-    return [
-        m
-        for name, m in list(sys.modules.items())
-        if name.startswith("tensorflow._api.") and name.endswith(".data.experimental")
-    ]
-
-
-def mirrored_extended() -> Any:
-    """Return the base of both MirroredStrategy classes (TF 1 and 2)."""
-    return load("tensorflow.python.distribute.mirrored_strategy").MirroredExtended
-
-
-def collective_extended() -> Any:
-    """Return the base of every MultiWorkerMirroredStrategy class."""
-    return load("tensorflow.python.distribute.collective_all_reduce_strategy").CollectiveAllReduceExtended
-
-
-def central_extended() -> Any:
-    """Return the base of CentralStorageStrategy and TF 1's ParameterServerStrategy."""
-    return load("tensorflow.python.distribute.parameter_server_strategy").ParameterServerStrategyExtended
-
-
-def communication_options() -> Any:
-    """Return the class behind `tf.distribute.experimental.CommunicationOptions`."""
-    return load("tensorflow.python.distribute.collective_util").Options
-
-
-def cross_device_ops() -> Any:
-    """Return the module with the operations that sum over devices."""
-    return load("tensorflow.python.distribute.cross_device_ops")
-
-
-def server_class() -> Any:
-    """Return the class of `tf.distribute.Server` and TF 1's `tf.train.Server`."""
-    return load("tensorflow.python.training.server_lib").Server
-
-
-def device_lib() -> Any:
-    """Return `tensorflow.python.client.device_lib`, which many programs call although it is private."""
-    return load("tensorflow.python.client.device_lib")
-
-
-def device_attributes() -> Any:
-    """Return the message class that `device_lib.list_local_devices` lists."""
-    return load("tensorflow.core.framework.device_attributes_pb2").DeviceAttributes
-
-
-def public_modules() -> list[Any]:
-    """Return each loaded public module of TensorFlow that lists devices, in TF 1 and TF 2 spellings."""
-    ends = (".config", ".config.experimental", ".test")
+def _loaded(*ends: str) -> list[Any]:
     return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(ends)]
+
+
+data_modules = partial(_loaded, ".data.experimental")  # each loaded public spelling of `tf.data.experimental`
+# Each loaded public module of TensorFlow that lists devices, in TF 1 and TF 2 spellings.
+public_modules = partial(_loaded, ".config", ".config.experimental", ".test")
 
 
 def defining_modules() -> list[Any]:
@@ -123,26 +99,6 @@ def defining_modules() -> list[Any]:
     from tensorflow.python.platform import test
 
     return [config, test_util, test, device_lib()]
-
-
-def distributed_values() -> Any:
-    """Return the module with `PerReplica` and `Mirrored`."""
-    return load("tensorflow.python.distribute.values")
-
-
-def distribute_utils() -> Any:
-    """Return the module that deals values out to replicas and puts theirs together."""
-    return load("tensorflow.python.distribute.distribute_utils")
-
-
-def multi_device_iterator() -> Any:
-    """Return the iterator that deals a dataset's elements out to several devices."""
-    return load("tensorflow.python.data.ops.multi_device_iterator_ops").OwnedMultiDeviceIterator
-
-
-def mirrored_run() -> Any:
-    """Return the module behind `MirroredStrategy.run`."""
-    return load("tensorflow.python.distribute.mirrored_run")
 
 
 def replica_thread(strategy: Any, fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -191,17 +147,11 @@ def copy_handle_data(source: Any, target: Any) -> None:
 
 def read_unread(value: Any) -> Any:
     """Return the value of a variable that an assignment has returned; anything else as it is."""
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import resource_variable_ops
-
     return ops.convert_to_tensor(value) if isinstance(value, resource_variable_ops._UnreadVariable) else value
 
 
 def read_copy(value: Any) -> Any:
     """Return the value of a plain variable; anything else, also a variable of several replicas, as it is."""
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import resource_variable_ops
-
     return ops.convert_to_tensor(value) if isinstance(value, resource_variable_ops.BaseResourceVariable) else value
 
 
@@ -222,9 +172,6 @@ def add_function(outer: Any, graph: Any, *, keeps_apart: bool = False) -> Any:
     Returns:
         The function.
     """
-    from tensorflow.python.eager.polymorphic_function import atomic_function
-    from tensorflow.python.framework import ops
-
     attributes = {"_noinline": True} if keeps_apart else {}
     function = atomic_function.from_func_graph(f"{graph.name}_{ops.uid()}", graph, attributes)
     outer._add_function_recursive(function)
@@ -233,8 +180,6 @@ def add_function(outer: Any, graph: Any, *, keeps_apart: bool = False) -> Any:
 
 def call_function(function: Any, given: list[Any], like: list[Any]) -> tuple[Any, list[Any]]:
     """Call a function in the graph under construction; return the operation, and its results with dtypes and shapes."""
-    from tensorflow.python.eager.polymorphic_function import atomic_function
-
     dtypes = [tensor.dtype.as_datatype_enum for tensor in like]
     operation = atomic_function.partitioned_call_op(function.name, given, True, dtypes)
     for output, other in zip(operation.outputs, like, strict=True):
@@ -246,18 +191,3 @@ def call_function(function: Any, given: list[Any], like: list[Any]) -> tuple[Any
 def input_workers(devices: Any) -> Any:
     """Return the devices of each host, for what deals out its data."""
     return input_lib().InputWorkers(devices)
-
-
-def input_lib() -> Any:
-    """Return the module that deals out data."""
-    return load("tensorflow.python.distribute.input_lib")
-
-
-def data_distribution() -> Any:
-    """Return the module that copies datasets for several devices."""
-    return load("tensorflow.python.data.experimental.ops.distribute")
-
-
-def config_resolver() -> Any:
-    """Return the class that reads a cluster from TF_CONFIG."""
-    return load("tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver").TFConfigClusterResolver

@@ -355,10 +355,6 @@ def _of_gradient_of_filter(operation: Any, shapes: Shapes) -> int:
     return math.prod(shapes[2]) * math.prod(shapes[-1][:-1])
 
 
-def _of_gradient_of_depthwise_filter(operation: Any, shapes: Shapes) -> int:
-    return math.prod(shapes[2]) * math.prod(shapes[-1][:2])
-
-
 def _of_einsum(operation: Any, shapes: Shapes) -> int:
     """Return the product of the lengths of all indices; an ellipsis counts its dimensions in the first input."""
     sizes: dict[str, int] = {}
@@ -386,6 +382,6 @@ _PRODUCTS: dict[str, Callable[[Any, Shapes], int]] = {
     # the size of the result times height and width of the filter
     "DepthwiseConv2dNative": lambda _, shapes: math.prod(shapes[-1]) * math.prod(shapes[1][:2]),
     "DepthwiseConv2dNativeBackpropInput": lambda _, shapes: math.prod(shapes[2]) * math.prod(shapes[1][:2]),
-    "DepthwiseConv2dNativeBackpropFilter": _of_gradient_of_depthwise_filter,
+    "DepthwiseConv2dNativeBackpropFilter": lambda _, shapes: math.prod(shapes[2]) * math.prod(shapes[-1][:2]),
     "Einsum": _of_einsum,
 }

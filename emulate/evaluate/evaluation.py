@@ -15,6 +15,7 @@ import numpy as np
 
 from emulate.evaluate.parts import State
 from emulate.evaluate.step_function import Fetched, Key, StepFunction, Values, rows_of
+from emulate.imports import tf
 from emulate.interventions import Interventions, Pairs, permutation, splits_of
 from emulate.recorder import HostTrace, ProbePlan, Record
 from emulate.trace import Array, Step, Trace, TraceWriter, Variable, joined
@@ -190,8 +191,6 @@ class _Evaluation:
 
     def _joined(self, of_shares: list[Values]) -> Values:
         """Return what shares give together: the mean or the sum of gradients and results, the sum of their objectives."""
-        import tensorflow as tf
-
         if len(of_shares) == 1:
             return of_shares[0]
         assert self._plan.replay is not None
@@ -286,8 +285,6 @@ def _write_reports(source: Trace, writer: TraceWriter, result: Trace) -> None:
 
 def _pairs(values: Values) -> Pairs:
     """Return gradients with their variables, as an optimizer is given them: arrays, or slices of them."""
-    import tensorflow as tf
-
     dense = [(key[1], np.asarray(value)) for key, value in values.items() if key[0] == "gradient"]
     pairs: Pairs = [(value, _Variable(name, value.shape)) for name, value in dense]
     for name in [key[1] for key in values if key[0] == "sparse-gradient"]:

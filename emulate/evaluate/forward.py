@@ -24,6 +24,7 @@ import numpy as np
 from emulate import upstream
 from emulate.evaluate.parts import State, described, node_of, tensor_name
 from emulate.evaluate.step_function import Key, StepFunction
+from emulate.imports import tf
 from emulate.recorder.functions import folder_of
 from emulate.trace import Array
 
@@ -159,7 +160,6 @@ class Forward:
         Returns:
             The forward pass, whose graph is a copy.
         """
-        import tensorflow as tf
         from tensorflow.core.framework import attr_value_pb2, graph_pb2
 
         other, graph = copy.copy(self), graph_pb2.GraphDef()
@@ -187,8 +187,6 @@ class Forward:
         Returns:
             The tensors, in this order.
         """
-        import tensorflow as tf
-
         for name, chosen in self._switched.items():
             given = {**given, f"switch_{chosen}": given[f"switch of {name}"], f"given_{chosen}": given[name]}
         given = {name: value for name, value in given.items() if name not in self._switched}
@@ -216,8 +214,6 @@ class Forward:
         Returns:
             The gradients of the variables, then those of the others; zeros where nothing depends on them.
         """
-        import tensorflow as tf
-
         here, variables = tf.compat.v1.get_default_graph(), [self.state.variables[n] for n in self.variables.values()]
         made = tf.gradients(ends, [*(here.capture(v.handle) for v in variables), *others], grad_ys=weights)
         dense = zip(made, [*variables, *others], strict=True)
@@ -225,8 +221,6 @@ class Forward:
 
     def recorded(self, rows: Rows) -> Gradients:
         """Return one device's gradients by variable, and its loss, with the backward pass of the recorded graph."""
-        import tensorflow as tf
-
         (made,) = self.function.gradients(self._place, [rows], [], rows)
         found = {name: np.asarray(made[self.kind, name], float) for name in self.variables if (self.kind, name) in made}
         for name in (key[1] for key in made if key[0] == "sparse-gradient"):
@@ -308,8 +302,6 @@ def function_of(make: Callable[[dict[str, Any]], Any], like: Mapping[str, Any]) 
     Returns:
         The function; values of any shape may be given to it.
     """
-    import tensorflow as tf
-
     names = list(like)
     specs = [tf.TensorSpec([None] * np.ndim(like[name]), tf.convert_to_tensor(like[name]).dtype) for name in names]
     made = tf.function(lambda *values: make(dict(zip(names, values, strict=True))), input_signature=specs, autograph=False)
@@ -318,8 +310,6 @@ def function_of(make: Callable[[dict[str, Any]], Any], like: Mapping[str, Any]) 
 
 def is_float(value: Any) -> bool:
     """Return whether gradients pass through a tensor: bfloat16 is a number for TensorFlow, and none for NumPy."""
-    import tensorflow as tf
-
     return np.asarray(value).dtype != object and bool(tf.as_dtype(np.asarray(value).dtype).is_floating)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from emulate import upstream
+from emulate.imports import tf
 from emulate.recorder.functions import READS, folder_of, state_of
 from emulate.trace import Trace
 
@@ -89,8 +90,6 @@ class State:
     """
 
     def __init__(self, trace: Path) -> None:
-        import tensorflow as tf
-
         self.variables: dict[int, Any] = {}
         for file in state_of(folder_of(trace)).glob("*.npy"):
             number, dtype, _ = file.name.split(".")
@@ -197,8 +196,6 @@ class Parts:
         ]
 
     def _part(self, graph_def: Any, inputs: Sequence[str], fetched: Sequence[str]) -> Part:
-        import tensorflow as tf
-
         used = _used(graph_def)
         specs = [tf.TensorSpec(shape, dtype) for dtype, shape in map(self.spec, inputs)]
 
@@ -211,7 +208,10 @@ class Parts:
             results = at_hand | dict(zip(others, rest, strict=True))
             return [results[name] for name in fetched]
 
-        return Part(part, inputs, fetched, self._assigns(graph_def))
+        # What anything but a read takes may be assigned.
+        taken = {tensor_name(name) for node in graph_def.node if node.op not in READS for name in node.input}
+        assigned = sorted({number for name, number in self._captures if number is not None and name in taken})
+        return Part(part, inputs, fetched, assigned)
 
     def spec(self, name: str) -> tuple[str, Any]:
         """Return the dtype and the shape of a tensor."""
@@ -219,8 +219,6 @@ class Parts:
 
     @cached_property
     def _told(self) -> dict[str, tuple[str, Any]]:
-        import tensorflow as tf
-
         apart = [name for name in self._given if name in _used(self._graph) and node_of(name) not in self._nodes]
         with tf.Graph().as_default() as graph:
             given = {name: tf.compat.v1.placeholder(*self._given[name]) for name in apart}
@@ -235,14 +233,7 @@ class Parts:
             node = self._nodes.get(node_of(node.input[0]))
         return tensor_name(node.input[0]) if node is not None and node.op == "ReadVariableOp" else None
 
-    def _assigns(self, graph_def: Any) -> list[int]:
-        """Return the variables that anything but a read takes."""
-        taken = {tensor_name(name) for node in graph_def.node if node.op not in READS for name in node.input}
-        return sorted({number for name, number in self._captures if number is not None and name in taken})
-
     def _captured(self, used: set[str]) -> dict[str, Any]:
-        import tensorflow as tf
-
         here = tf.compat.v1.get_default_graph()
         variables = self._state.variables
         return {

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from emulate.evaluate.parts import Part, Parts, State, described
+from emulate.imports import tf
 from emulate.recorder.functions import folder_of
 from emulate.trace import Array, Step
 
@@ -91,7 +92,6 @@ class Share:
 
     def make(self, part: Part) -> None:
         """Add what a part gives, and leave the state as it is for other shares, if there are some."""
-        import tensorflow as tf
 
         def given(name: str) -> Any:
             dtype, _ = self._parts.spec(name)
@@ -248,8 +248,6 @@ class StepFunction:
 
     def fits(self, rows: Mapping[Key, Any]) -> bool:
         """Return whether the function takes rows of these shapes: in some graphs the size of the batch is fixed."""
-        import tensorflow as tf
-
         shapes = {name: np.shape(rows[key]) for key, name in self._rows.items()}
         return all(tf.TensorShape(self._specs[name][1]).is_compatible_with(shape) for name, shape in shapes.items())
 
@@ -394,8 +392,6 @@ class StepFunction:
 
 def _together(values: Sequence[Any]) -> Any:
     """Return the mean of values that differ; of whole numbers the first."""
-    import tensorflow as tf
-
     are_equal = all(np.array_equal(values[0], value) for value in values[1:])
     return values[0] if are_equal or not values[0].dtype.is_floating else tf.add_n(list(values)) / len(values)
 

@@ -10,9 +10,20 @@ from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
-from emulate.fix.names import Names, value_on_one_device
-from emulate.fix.proposal import CORE, Edit, Proposal, Site, of_line
-from emulate.fix.source import Change, Source, argument, calls_of, last_name
+from emulate.fix.source import (
+    CORE,
+    Change,
+    Edit,
+    Names,
+    Proposal,
+    Site,
+    Source,
+    argument,
+    calls_of,
+    last_name,
+    of_line,
+    value_on_one_device,
+)
 from emulate.fix.whole_batch import (
     aggregate_otherwise,
     gather,

@@ -13,11 +13,8 @@ from typing import Any
 from emulate.cluster import Preload
 from emulate.errors import UsageError
 from emulate.fix.edits import EDITS, propose
-from emulate.fix.names import Names
-from emulate.fix.notebook import as_notebook, as_python, line_in_python
-from emulate.fix.patch import Edited, unified_diff
-from emulate.fix.proposal import CORE, PLAIN, Proposal, Site
-from emulate.fix.source import Source
+from emulate.fix.patch import Edited, as_notebook, as_python, line_in_python, unified_diff
+from emulate.fix.source import CORE, PLAIN, Names, Proposal, Site, Source
 from emulate.program import Program, is_notebook
 from emulate.told import told
 from emulate.verify import Finding, Fix, Verdict, trains_alike, verify

@@ -1,8 +1,12 @@
-"""Read a file of the program as a concrete syntax tree, and edit its text: what no edit touches stays as it is, to the byte."""
+"""Read a file of the program as a concrete syntax tree, and edit its text: what no edit touches stays as it is, to the byte.
+
+An edit is written with the names that the program itself uses: its alias of TensorFlow, its strategy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +18,7 @@ from emulate.errors import UsageError
 
 if TYPE_CHECKING:
     from libcst import CSTNode
+
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 _FUNCTIONS = (cst.FunctionDef, cst.Module)
@@ -171,3 +176,121 @@ def argument(call: cst.Call, index: int, keyword: str) -> cst.Arg | None:
     by_name = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value == keyword]
     by_place = [arg for arg in call.args if arg.keyword is None and not arg.star]
     return next(iter([*by_name, *by_place[index : index + 1]]), None)
+
+
+_REPLICAS = "num_replicas_in_sync"
+_ON_ONE_DEVICE = {
+    "1": re.compile(rf"[\w.()]*({_REPLICAS}|num_input_pipelines)|len\(.*worker.*\)", re.DOTALL),
+    "0": re.compile(r"[\w.()]*(input_pipeline_id|replica_id_in_sync_group|task_id)|.*\[.index.\]", re.DOTALL),
+}
+"""Values on one device, with how programs write the number (1) and the index (0) of replicas and hosts."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Hold what a file calls the things that edits need.
+
+    Attributes:
+        tf: Its name of TensorFlow, None where it does not import it.
+        core: Its name of gpudist_core, None where it does not import it.
+        strategy: Its strategy, a name that all functions of the file see; None where it has none.
+        is_called_outside: Whether the edited line also runs where there is no replica: Keras calls a loss of `compile` so.
+    """
+
+    tf: str | None
+    core: str | None
+    strategy: str | None
+    is_called_outside: bool = False
+
+    @classmethod
+    def of(cls, source: Source) -> Names:
+        """Return the names of a file."""
+        aliases = [name for statement in source.all(cst.Import) for name in statement.names]
+        imports = {source.code(name.name): source.code(name.asname.name if name.asname else name.name) for name in aliases}
+        return cls(imports.get("tensorflow"), imports.get("gpudist_core"), _strategy(source))
+
+    @property
+    def replicas(self) -> str:
+        """Return the number of replicas, as an expression."""
+        return f"{self.strategy or f'{self.tf}.distribute.get_strategy()'}.{_REPLICAS}"
+
+    def all_reduced(self, value: str, how: str = "SUM") -> str:
+        """Return a value summed over the replicas, as an expression."""
+        context = f"{self.tf}.distribute.get_replica_context()"
+        reduced = f"{context}.all_reduce({self.tf}.distribute.ReduceOp.{how}, {value})"
+        return f"({reduced} if {context} else {value})" if self.is_called_outside else reduced
+
+    def gathered(self, value: str) -> str:
+        """Return the rows of a value of all replicas, as an expression."""
+        return f"{self.tf}.distribute.get_replica_context().all_gather({value}, axis=0)"
+
+
+def value_on_one_device(source: Source, node: cst.CSTNode) -> str | None:
+    """Return the value that one device has for a number or an index of replicas or hosts, or a name of one; else None."""
+    texts = [source.code(node)] if isinstance(node, cst.Attribute) else []
+    if isinstance(node, cst.Name):
+        given = [one for one in source.all(cst.Assign) if source.code(one.targets[0].target) == node.value]
+        texts = [source.code(one.value) for one in given]
+    return next((value for text in texts for value, written in _ON_ONE_DEVICE.items() if written.fullmatch(text)), None)
+
+
+def _strategy(source: Source) -> str | None:
+    for assign in source.all(cst.Assign):
+        target = assign.targets[0].target
+        is_made = isinstance(assign.value, cst.Call) and last_name(assign.value.func).lower().endswith("strategy")
+        if is_made and isinstance(target, cst.Name) and isinstance(source.function(assign), cst.Module):
+            return target.value
+    return None
+
+
+PLAIN, CORE = "plain", "core"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Describe an edit of one file.
+
+    Attributes:
+        words: What it does, in the imperative.
+        changes: What stands elsewhere in the file's text.
+        form: `plain` for TensorFlow and Keras alone, `core` where it uses gpudist_core.
+    """
+
+    words: str
+    changes: tuple[Change, ...]
+    form: str = PLAIN
+
+
+@dataclass(frozen=True)
+class Site:
+    """Describe where an edit is wanted.
+
+    Attributes:
+        source: The file.
+        names: What it calls things.
+        line: The line of the finding.
+        fixes: The headings of the finding's fixes.
+    """
+
+    source: Source
+    names: Names
+    line: int
+    fixes: Sequence[str] = ()
+
+    @property
+    def statement(self) -> cst.SimpleStatementLine | None:
+        """Return the statement of the line."""
+        return self.source.statement(self.line)
+
+
+Edit = Callable[[Site], Iterator[Proposal]]
+
+
+def of_line(edit: Callable[[cst.SimpleStatementLine, Source, Names], Iterator[Proposal]]) -> Edit:
+    """Make an edit that is tried where the line has a statement and its file imports TensorFlow."""
+
+    def propose_at(site: Site) -> Iterator[Proposal]:
+        if site.statement is not None and site.names.tf is not None:
+            yield from edit(site.statement, site.source, site.names)
+
+    return propose_at

@@ -11,9 +11,18 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from emulate.fix.names import Names, value_on_one_device
-from emulate.fix.proposal import Proposal, Site, of_line
-from emulate.fix.source import Change, Source, argument, calls_of, last_name
+from emulate.fix.source import (
+    Change,
+    Names,
+    Proposal,
+    Site,
+    Source,
+    argument,
+    calls_of,
+    last_name,
+    of_line,
+    value_on_one_device,
+)
 
 _OVER_EXAMPLES = re.compile(r"reduce_\w+|tensordot")
 

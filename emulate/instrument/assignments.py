@@ -53,7 +53,7 @@ def _wrap_assign(recorder: Recorder, cls: Any, name: str) -> None:
             if not body.layer_depth:
                 body.by_hand.add(id(self))
             name = recorder.names.of(self)
-            if _is_number_of_first(self):
+            if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA and self.shape.rank == 0:  # perhaps only shown
                 recorder.facts.add("of_first", name)
             else:
                 recorder.initial.before_first(f"state of {body.label}: {name}", body.replica, [self])
@@ -81,11 +81,6 @@ def _is_left_to_the_last(recorder: Recorder, body: Body, variable: Any) -> bool:
         return True
     of_layers = {id(upstream.tf_variable(v)) for v in recorder.untrained(body)}
     return _is_shared_number(variable) and id(variable) not in of_layers
-
-
-def _is_number_of_first(variable: Any) -> bool:
-    """Return whether it is one number of the first replica, perhaps only a loss to display."""
-    return bool(variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA and variable.shape.rank == 0)
 
 
 def _is_shared_number(variable: Any) -> bool:

@@ -156,7 +156,12 @@ def install(recorder: Recorder) -> None:
         remember_constant(recorder, tensor)
         size = math.prod(tensor.shape.as_list()) * int(tensor.dtype.size or 0) if tensor.shape.rank is not None else 0
         if size >= LARGE_BYTES:
-            _remember_large(facts.constants, tensor, size)
+            shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
+            same = next((c for c in facts.constants if (c["shape"], c["dtype"], c["where"]) == (shape, dtype, where)), None)
+            if same is None:
+                facts.constants.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
+            else:
+                same["copies"] += 1
         return tensor
 
     @around(dataset_class, "cache")
@@ -184,13 +189,3 @@ def remember_first_numbers() -> None:
         dataset = original(self, start, *args, **kwargs)
         setattr(dataset, upstream.FIRST_NUMBER, str(start))
         return dataset
-
-
-def _remember_large(constants: list[dict[str, Any]], tensor: Any, size: int) -> None:
-    """Count a constant under the line of the program that makes it."""
-    shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
-    same = next((c for c in constants if (c["shape"], c["dtype"], c["where"]) == (shape, dtype, where)), None)
-    if same is None:
-        constants.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
-    else:
-        same["copies"] += 1

@@ -11,6 +11,7 @@ another one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, final
 
 from emulate import upstream
@@ -37,7 +38,7 @@ def install(recorder: Recorder) -> None:
         recorder.strategy_seen(self)  # even if this process never runs a step with it
 
 
-def _see_closures(recorder: Recorder, names: upstream.Coordination) -> None:
+def _see_closures(recorder: Recorder, names: SimpleNamespace) -> None:
     @around(names.closure, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -46,21 +47,16 @@ def _see_closures(recorder: Recorder, names: upstream.Coordination) -> None:
         graph = self._concrete_function.graph
         self._gpudist_number = recorder.coordinated.scheduled(graph)
         if recorder.coordinated.makes_gradients_of_its_arguments(graph):
-            _record_rows(recorder, self)
+            if recorder.plan.permute:  # a noise run gets the examples in another order
+                self._args, self._kwargs = permuted(recorder.plan.noise_seed, self._args, self._kwargs)
+            values = enumerate(tf.nest.flatten((self._args, self._kwargs)))
+            tensors = [part for position, value in values for part in tensors_of(position, value)]
+            if tensors:
+                about = {"replica": self._gpudist_number % MOST_APART, "taped": True, "kept_by": None}
+                recorder.queue.hand_over("run", about, tensors)
 
 
-def _record_rows(recorder: Recorder, closure: Any) -> None:
-    """Record the examples that the coordinator sends. Noise runs get them in another order."""
-    if recorder.plan.permute:
-        closure._args, closure._kwargs = permuted(recorder.plan.noise_seed, closure._args, closure._kwargs)
-    values = enumerate(tf.nest.flatten((closure._args, closure._kwargs)))
-    tensors = [part for position, value in values for part in tensors_of(position, value)]
-    if tensors:
-        about = {"replica": closure._gpudist_number % MOST_APART, "taped": True, "kept_by": None}
-        recorder.queue.hand_over("run", about, tensors)
-
-
-def _see_waits(recorder: Recorder, names: upstream.Coordination) -> None:
+def _see_waits(recorder: Recorder, names: SimpleNamespace) -> None:
     """Know what the program waits for: all (`join`, `done`), or one value (`fetch`, `get`)."""
     for name, is_over in (("join", lambda _: True), ("done", bool)):
         _wrap_wait(names.coordinator, name, is_over, recorder.coordinated)
@@ -102,7 +98,7 @@ def _wrap_value(cls: Any, name: str, coordinated: Coordinated) -> None:
         return result
 
 
-def _take_turns(names: upstream.Coordination) -> None:
+def _take_turns(names: SimpleNamespace) -> None:
     """Have the queue give each function to the worker whose turn it is, once nothing else is done."""
     queue = names.queue
 

@@ -16,19 +16,6 @@ from emulate.recorder import Body, Recorder, current_body
 from emulate.upstream import is_floating, read_local, static_int
 
 
-def settings_of(optimizer: Any) -> dict[str, float]:
-    """Return an optimizer's settings except for its learning rate: momentum, decay, clipping.
-
-    Args:
-        optimizer: Of any Keras.
-
-    Returns:
-        Its public attributes that are plain numbers.
-    """
-    attributes = getattr(optimizer, "__dict__", {}).items()
-    return {name: float(value) for name, value in attributes if isinstance(value, (int, float)) and not name.startswith("_")}
-
-
 def is_scheduled(optimizer: Any) -> bool:
     """Return whether an optimizer's learning rate changes with its steps."""
     rate = upstream.rate_of(optimizer)
@@ -174,7 +161,9 @@ def _remember_optimizer(recorder: Recorder, name: str, optimizer: Any, *, scales
         return
     facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales, "aggregation": how}
     facts["learning_rate"], facts["scheduled"] = first_rate(optimizer), is_scheduled(optimizer)
-    facts["settings"] = settings_of(optimizer) | upstream.accumulated_by_core(optimizer)
+    public = {name: value for name, value in getattr(optimizer, "__dict__", {}).items() if not name.startswith("_")}
+    facts["settings"] = {name: float(value) for name, value in public.items() if isinstance(value, (int, float))}
+    facts["settings"] |= upstream.accumulated_by_core(optimizer)
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
         value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None

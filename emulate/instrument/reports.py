@@ -186,7 +186,11 @@ def _wrap_hook(recorder: Recorder, cls: Any, method: str, where: str) -> None:
         for name, value in logs.items() if isinstance(logs, Mapping) else ():  # none yet where a worker has them
             _report_log(recorder, f"{where}/{name}", value)
         if where == "batch" and isinstance(logs, Mapping):
-            _note_train_step(recorder, self.model)
+            theirs = (upstream.KERAS_3, *upstream.LEGACY_KERAS, "gpudist_core.")
+            owners = [cls for cls in type(self.model).__mro__ if "train_step" in vars(cls)]
+            if "train_step" in vars(self.model) or any(not cls.__module__.startswith(theirs) for cls in owners):
+                recorder.facts.own_train_step = True
+                recorder.write_facts()
             _report_so_far(recorder, self.model, logs, steps)
         return original(self, *args, **kwargs)
 
@@ -207,15 +211,6 @@ def see_epochs_so_far(recorder: Recorder, cls: Any) -> None:
             if batch < STEPS and "loss" in logs and any(isinstance(callback, checks.Check) for callback in self.callbacks):
                 _report_log(recorder, "batch/loss", logs["loss"])
         original(self, batch, logs)
-
-
-def _note_train_step(recorder: Recorder, model: Any) -> None:
-    """Note whether the program has written the `train_step` of these logs."""
-    theirs = (upstream.KERAS_3, *upstream.LEGACY_KERAS, "gpudist_core.")
-    owners = [cls for cls in type(model).__mro__ if "train_step" in vars(cls)]
-    if "train_step" in vars(model) or any(not cls.__module__.startswith(theirs) for cls in owners):
-        recorder.facts.own_train_step = True
-        recorder.write_facts()
 
 
 def _report_so_far(recorder: Recorder, model: Any, logs: Mapping[str, Any], steps: Counter[int]) -> None:

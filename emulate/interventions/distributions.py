@@ -29,7 +29,8 @@ def draws_made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: An
         A tensor of the shape of what is drawn.
     """
     if distribution == "integer":
-        return _integer(bits, given, dtype)
+        low, high = (tf.cast(given[name], tf.int64) for name in ("minval", "maxval"))
+        return tf.cast(low + tf.math.floormod(tf.cast(bits, tf.int64), high - low), dtype)
     # One row is computed in vectors of several lengths: where 64 bits are compared, the last bit of 32 would differ.
     numbers = tf.cast(uniform(bits), tf.float64 if dtype == tf.float64 else tf.float32)
     if distribution == "normal":
@@ -53,12 +54,6 @@ def uniform(bits: Any) -> Any:
 def _inside(numbers: Any) -> Any:
     """Scale the numbers so that none is 0 or 1."""
     return numbers * (1.0 - 2e-7) + 1e-7
-
-
-def _integer(bits: Any, given: dict[str, Any], dtype: Any) -> Any:
-    """Return integers from minval to maxval - 1."""
-    low, high = (tf.cast(given[name], tf.int64) for name in ("minval", "maxval"))
-    return tf.cast(low + tf.math.floormod(tf.cast(bits, tf.int64), high - low), dtype)
 
 
 def _gamma(numbers: Any, alpha: Any) -> Any:

@@ -33,8 +33,8 @@ from typing import Any
 
 from emulate.imports import tf
 from emulate.interventions import rows
-from emulate.interventions.batch_norm import splits_of
 from emulate.interventions.gradients import Following, Pairs, RoundedGradients
+from emulate.interventions.switches import splits_of
 from emulate.recorder import TAPES_JOINED, Body, ProbePlan
 from emulate.trace import Array
 from emulate.upstream import Names

@@ -11,8 +11,8 @@ import numpy as np
 
 from emulate import graph_functions
 from emulate.imports import tf
-from emulate.interventions.batch_norm import numbers_of_shares
 from emulate.interventions.numbers import numbered
+from emulate.interventions.switches import numbers_of_shares
 from emulate.recorder import Body, Replay, shard_of
 from emulate.trace import Array, Step, Trace, joined, local_slice, row_positions
 from emulate.upstream import Names, is_floating
@@ -165,17 +165,6 @@ def _joined(gradients: list[Any], number: int) -> Any:
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients]) / number
 
 
-def _joined_result(results: list[Any], *, summed: bool) -> Any:
-    """Return the step's result: numbers as the mean over the shares, or their sum; everything else from the last share."""
-
-    def joined(*values: Any) -> Any:
-        if tf.is_tensor(values[-1]) and values[-1].shape.rank == 0 and is_floating(values[-1]):
-            return tf.add_n(list(values)) / (1 if summed else len(values))
-        return values[-1]
-
-    return tf.nest.map_structure(joined, *results)
-
-
 def assign_initial(trace: Path, names: Names, copies: Sequence[Any], replica: int, change: Callable[[Array], Array]) -> None:
     """Start from the weights that another run started from, changed by a function."""
     values = next(iter(Trace(trace).variables("initial").values()), {})
@@ -250,7 +239,13 @@ class Rows:
             with numbered(first_replica if self._plan.numbered else None):
                 results.append(once(function, new_args, new_kwargs))
         body.share = None
-        return _joined_result(results, summed=self._plan.summed)
+
+        def joined(*values: Any) -> Any:
+            if tf.is_tensor(values[-1]) and values[-1].shape.rank == 0 and is_floating(values[-1]):
+                return tf.add_n(list(values)) / (1 if self._plan.summed else len(values))
+            return values[-1]
+
+        return tf.nest.map_structure(joined, *results)
 
     def _replaced(self, args: Any, kwargs: Any, share: int | None) -> tuple[Any, Any]:
         flat = tf.nest.flatten((args, kwargs))

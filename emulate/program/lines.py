@@ -1,4 +1,4 @@
-"""Tell the user's lines from those of libraries, and read them.
+"""Tell the user's lines from those of libraries, and read them; load edited source instead of what a file holds.
 
 A host works on copies of the user's files where the system refuses views. Code that is imported from a copy gets the name of
 the original. So all that reads the names of code names the user's files: tracebacks, stacks of hosts that hang, lines of
@@ -8,17 +8,19 @@ operations and of calls. `__file__` stays the copy's: what the program finds or 
 from __future__ import annotations
 
 import ast
+import importlib.abc
+import importlib.util
 import linecache
 import os
 import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from importlib.machinery import SourceFileLoader
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from emulate.program.tracebacks import is_core, is_ours
@@ -151,3 +153,65 @@ def _owner_of(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) and node.id != "self" else None
+
+
+_texts: dict[str, bytes] = {}
+
+
+def install_edits(edits: Iterable[tuple[Path, bytes]], path: Callable[[Path], Path]) -> None:
+    """Make this process load edited source.
+
+    Args:
+        edits: Files of the program, with the source to load instead.
+        path: Where a file of the user lies for this run.
+    """
+    for file, text in edits:
+        _texts.update({os.path.realpath(file): text, os.path.realpath(path(file)): text})
+    if _texts:
+        sys.meta_path.insert(0, _EditedModules())
+        # TensorFlow 2.21's autograph calls it for every function that it converts, and would read the file.
+        linecache.updatecache = partial(_update_linecache, linecache.updatecache)
+
+
+def edited(file: str) -> bytes | None:
+    """Return the edited content of a file; None where it is not edited."""
+    return _texts.get(os.path.realpath(file))
+
+
+def source_loader(name: str, file: str) -> SourceFileLoader:
+    """Return the loader of a source file: of its edited source where there is one."""
+    text = edited(file)
+    return SourceFileLoader(name, file) if text is None else _EditedSource(name, file, text)
+
+
+def _update_linecache(
+    original: Callable[[str, dict[str, Any] | None], list[str]], filename: str, module_globals: dict[str, Any] | None = None
+) -> list[str]:
+    text = edited(filename)
+    if text is None:
+        return original(filename, module_globals)
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    # Without a time of change linecache does not look for the file, and keeps the entry.
+    linecache.cache[filename] = (len(text), None, lines, filename)
+    return lines
+
+
+class _EditedSource(SourceFileLoader):
+    def __init__(self, name: str, path: str, text: bytes) -> None:
+        super().__init__(name, path)
+        self._text = text
+
+    def get_data(self, path: str) -> bytes:
+        return self._text
+
+    def path_stats(self, path: str) -> dict[str, float]:
+        raise OSError(path)  # so that importlib neither reads nor writes bytecode
+
+
+class _EditedModules(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or edited(spec.origin) is None:
+            return None
+        spec.loader = source_loader(fullname, spec.origin)
+        return spec

@@ -28,7 +28,7 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.program import notebook, source
-from emulate.program.edited import edited, install_edits, source_loader
+from emulate.program.lines import edited, install_edits, source_loader
 from emulate.program.notebook import cells_of
 from emulate.program.tracebacks import package_of, working_directory
 

@@ -13,10 +13,9 @@ from emulate.recorder.plan import (
     ProbePlan,
     Replay,
 )
-from emulate.recorder.queue import Record
+from emulate.recorder.queue import Record, collecting, outlet, release
 from emulate.recorder.recorder import Recorder
 from emulate.recorder.replica_call import Body, current_body, tensors_of, unseen
-from emulate.recorder.xla import collecting, outlet, release
 
 __all__ = [
     "BY_SHARE",

@@ -120,9 +120,9 @@ class ProbePlan:
         switches: Suspects switched off.
         replay: Rows to take from another run.
         follow: Gradients to apply that are another run's; its own are recorded.
-        own_seeds: Each host is seeded with another number, as where nobody seeds them.
-        own_hashes: Each host hashes strings in its own way, as real ones do.
-        own_listing: The hosts after the first list folders in another order, as those with other disks do.
+        host_variation: In what hosts differ as real ones do: `seeds` (each has another number, as where nobody seeds them),
+            `hashes` (each hashes strings in its own way) or `listing` (those after the first list folders in another order, as
+            with other disks). Empty for nothing.
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
@@ -156,9 +156,7 @@ class ProbePlan:
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None
     follow: Follow | None = None
-    own_seeds: bool = False
-    own_hashes: bool = False
-    own_listing: bool = False
+    host_variation: str = ""
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
     taping: tuple[str, ...] = ()

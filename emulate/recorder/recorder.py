@@ -13,7 +13,7 @@ from emulate.imports import tf
 from emulate.program import users
 from emulate.recorder.coordinated import Coordinated
 from emulate.recorder.epochs import EpochsOfData, measure_input_rate
-from emulate.recorder.functions import Functions
+from emulate.recorder.functions import Functions, VariableReads
 from emulate.recorder.host_trace import HostTrace
 from emulate.recorder.initial_weights import InitialWeights, shards_of
 from emulate.recorder.plan import ProbePlan
@@ -21,7 +21,6 @@ from emulate.recorder.queue import Record, RecordQueue
 from emulate.recorder.replica_call import Body
 from emulate.recorder.rng_streams import Streams
 from emulate.recorder.user_lines import Lines
-from emulate.recorder.variable_reads import VariableReads
 from emulate.trace import Facts, TraceWriter
 from emulate.upstream import Names, is_count_of_each, is_floating, read_local
 

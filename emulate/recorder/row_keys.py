@@ -99,7 +99,10 @@ class RowKeys:
         if any(value is tensor for tensor in self._tensors):
             return own, tf.constant(True)
         wide = tf.cast(own, tf.int64)
-        earlier = _earlier(wide)
+        # How many equal keys stand before each.
+        order = tf.argsort(wide, stable=True)
+        ordered = tf.gather(wide, order)
+        earlier = tf.gather(tf.range(tf.size(wide)) - tf.searchsorted(ordered, ordered), tf.argsort(order))
         are_rows, copy = tf.constant(False), tf.zeros_like(earlier)
         for tensor in self._like(value):
             batch = tf.sort(tf.cast(keys_of([tensor]), tf.int64))
@@ -108,13 +111,6 @@ class RowKeys:
             are_rows = tf.logical_or(are_rows, tf.reduce_all(times > 0))
         keys = wide + tf.cast(copy, tf.int64) * _NEXT_COPY
         return tf.cast(tf.math.floormod(keys, 1 << 32), tf.uint32), are_rows
-
-
-def _earlier(keys: Any) -> Any:
-    """Return how many equal keys stand before each."""
-    order = tf.argsort(keys, stable=True)
-    ordered = tf.gather(keys, order)
-    return tf.gather(tf.range(tf.size(keys)) - tf.searchsorted(ordered, ordered), tf.argsort(order))
 
 
 def keys_of(tensors: list[Any]) -> Any:

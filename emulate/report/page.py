@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from emulate.digits import number
+from emulate.told import number
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Difference

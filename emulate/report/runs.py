@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from emulate.digits import number, told_apart
 from emulate.program import hint_for, shorten_traceback, trim_traceback
 from emulate.report.page import STYLES, Page, Span, against_noise, one_of, tensor, where
+from emulate.told import number, told_apart
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import FaultReport, Finding, Run

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from emulate.digits import number
 from emulate.errors import ByDesignWarning
 from emulate.program import shorten_traceback
 from emulate.report.page import DIVERGES, MARKS, PLAIN_WIDTH, STYLES, Page, Span, width_of
 from emulate.report.runs import ToldCauses, add_group, add_hint, groups_of, last_line
+from emulate.told import number
 
 if TYPE_CHECKING:
     from emulate.program import Program

@@ -81,22 +81,18 @@ def row_names(parts: list[Input]) -> list[str]:
 
 def _row_bytes(part: Input, i: int) -> bytes:
     if "splits" in part:
-        return _ragged_row(part, i)
+        low, high = i, i + 1
+        pieces = []
+        for splits in part["splits"]:
+            pieces.append((splits[low : high + 1] - splits[low]).tobytes())
+            low, high = int(splits[low]), int(splits[high])
+        return b"".join([*pieces, _bytes(part["values"][low:high])])
     if "indices" in part:
         chosen = part["indices"][:, 0] == i
         return bytes(part["indices"][chosen, 1:].tobytes() + _bytes(part["values"][chosen]))
     # Padding at the end says nothing: `padded_batch` of a host fills its rows up to the longest of them, as one device does
     # to the longest of all. A slice, because a string of a row is no array by itself.
     return _bytes(part["dense"][i : i + 1]).rstrip(b"\0")
-
-
-def _ragged_row(part: Input, i: int) -> bytes:
-    low, high = i, i + 1
-    pieces = []
-    for splits in part["splits"]:
-        pieces.append((splits[low : high + 1] - splits[low]).tobytes())
-        low, high = int(splits[low]), int(splits[high])
-    return b"".join([*pieces, _bytes(part["values"][low:high])])
 
 
 def _bytes(array: Array) -> bytes:

@@ -48,21 +48,15 @@ def how_it_failed(trace: Trace) -> str | None:
     ends = {host: str(event["reason"]) for host, event in trace.of("end")}
     if all(ends.get(host) in ("returned", "steps") for host in range(trace.topology.num_stepping_hosts)):
         return None
-    steps = _steps_of_hosts(trace)
+    steps = dict.fromkeys(range(trace.topology.num_stepping_hosts), 0)
+    for host, event in trace.of("step"):  # several optimizers may make different numbers of steps
+        steps[host] = max(steps[host], int(event["step"]) + 1)
     texts = [f"host {host} {_ENDS[ends.get(host, '')]} after {steps[host]} steps" for host in sorted(steps)]
     whose = "reference's" if trace.about.get("role") == "reference" else "recorded"
     return f"The {whose} run did not end well: {', '.join(texts)}."
 
 
 _ENDS = {"returned": "was done", "steps": "had all its steps", "raised": "raised", "": "stopped"}
-
-
-def _steps_of_hosts(trace: Trace) -> dict[int, int]:
-    """Return the number of steps of each host: the largest of its optimizers."""
-    counts = dict.fromkeys(range(trace.topology.num_stepping_hosts), 0)
-    for host, event in trace.of("step"):
-        counts[host] = max(counts[host], int(event["step"]) + 1)
-    return counts
 
 
 DEFAULT_TOPOLOGY = "1x4"

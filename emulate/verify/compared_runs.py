@@ -157,8 +157,10 @@ def _measured(pair: _Pair, optimizer: str) -> str:
     if not np.dot(whole, whole) or not np.dot(added, whole):
         return "sum"
     factor = float(np.dot(added, whole) / np.dot(whole, whole))
+    both, alone = float(np.dot(moved, expected)), float(np.dot(expected, expected))
+    sizes = float(np.sqrt(np.dot(moved, moved) * alone))
     # Where the update tells nothing (replicas that drifted apart, an update not along the gradient): what fits the reference.
-    target = _along(moved, expected) or 1.0
+    target = both / alone if sizes and both / sizes > _PARALLEL else 1.0
     distances = {"sum": abs(np.log(abs(factor / target))), "mean": abs(np.log(abs(factor / len(ours[0]) / target)))}
     return min(distances, key=lambda how: distances[how])
 
@@ -221,13 +223,6 @@ def _updates(pair: _Pair, optimizer: str, step: int) -> tuple[Floats, Floats]:
             moved.append(a - b)
             expected.append(c - d)
     return np.concatenate(moved), np.concatenate(expected)
-
-
-def _along(moved: Floats, expected: Floats) -> float | None:
-    """Return by what factor the weights moved further; None unless they moved in the same direction."""
-    sizes = float(np.sqrt(np.dot(moved, moved) * np.dot(expected, expected)))
-    both = float(np.dot(moved, expected))
-    return both / float(np.dot(expected, expected)) if sizes and both / sizes > _PARALLEL else None
 
 
 @dataclass(frozen=True)

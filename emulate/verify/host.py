@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar, final
 
 from emulate import devices, probe, upstream
 from emulate.evaluate import count_operations, evaluate, find_joins
-from emulate.imports import when_imported
+from emulate.imports import tf, when_imported
 from emulate.instrument import Paths
 from emulate.program import Program
 from emulate.recorder import ProbePlan, Recorder
@@ -76,8 +76,6 @@ class Seeding:
         when_imported("tf_keras", lambda: self._seed_keras("tf_keras"))
 
     def _seed_tensorflow(self) -> None:
-        import tensorflow as tf
-
         tf.random.set_seed(self._own)
         self._listen(tf.random, "set_seed", "tensorflow")
         if self._own != self._seed:
@@ -100,7 +98,6 @@ class Seeding:
 
     def _seed_keras(self, package: str) -> None:
         import numpy as np
-        import tensorflow as tf
 
         keras = importlib.import_module(package)
         self._is_ours = True
@@ -185,8 +182,6 @@ def list_in_another_order() -> None:
 
 
 def _of_tensorflow() -> None:
-    import tensorflow as tf
-
     gfile = tf.io.gfile
     gfile.listdir, gfile.glob, gfile.walk = _listing(gfile.listdir), _listing(gfile.glob), _walking(gfile.walk)
 
@@ -313,9 +308,9 @@ class RecordedProgram:
             receive=context.receive,
         )
         if self.seed is not None:
-            host = context.host if self.plan.own_seeds else None
+            host = context.host if self.plan.host_variation == "seeds" else None
             Seeding(self.seed, self.precision, host=host, told=recorder.seeded).install()
-        if self.plan.own_listing and context.host:
+        if self.plan.host_variation == "listing" and context.host:
             list_in_another_order()
         probe.install(recorder)
         _finish_at_exit(recorder)
@@ -424,8 +419,6 @@ def _without_graph_optimization() -> None:
     Grappler's rewrites take most of the time of a short run (a retraced step on eight replicas 75 s, without them 1 s;
     TensorFlow 2.21) and change nothing but rounding. A program that asks for one of them itself gets all of them.
     """
-    import tensorflow as tf
-
     original = tf.config.optimizer.set_experimental_options
     original({"disable_meta_optimizer": True})
 
@@ -436,6 +429,4 @@ def _without_graph_optimization() -> None:
 
 
 def _without_tf32() -> None:
-    import tensorflow as tf
-
     tf.config.experimental.enable_tensor_float_32_execution(False)

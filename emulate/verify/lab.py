@@ -397,16 +397,8 @@ class Lab(Recorded):
             shows = bool(self.places_of(what))
         if not shows:
             return None
-        own = replace(
-            pair.variation,
-            replay=None,
-            follow=None,
-            own_seeds=what == "seeds",
-            own_hashes=what == "hashes",
-            own_listing=what == "listing",
-        )
         with contextlib.suppress(_Spent), self._searching():
-            return self.run_topology(run.topology, own)
+            return self.run_topology(run.topology, replace(pair.variation, replay=None, follow=None, host_variation=what))
         return None
 
     def places_of(self, what: str) -> Sequence[str]:

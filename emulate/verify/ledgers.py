@@ -358,13 +358,8 @@ def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
 def gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
     """Return the relative distance of the whole gradient."""
     pairs = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
-    return _distance(pairs) / (_norm_of_all(reference for _, reference in pairs) or np.inf)
-
-
-def _norm_of_all(arrays: Iterable[StoredArray | None]) -> float:
-    """Return the L2 norm of arrays taken together."""
-    squares = [norm(aligned([array])[0]) ** 2 for array in arrays if array is not None and is_numeric(array)]
-    return float(np.sqrt(sum(squares)))
+    squares = [norm(aligned([array])[0]) ** 2 for _, array in pairs if array is not None and is_numeric(array)]
+    return _distance(pairs) / (float(np.sqrt(sum(squares))) or np.inf)
 
 
 def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emulate.digits import told_apart
+from emulate.told import told_apart
 from emulate.trace import SO_FAR, Facts, Report, Step, StoredArray, Trace
 from emulate.verify.compared_runs import Runs, as_many_steps, complete, unit_of
 from emulate.verify.gradients import Floats, aligned, eps_of, is_numeric, largest, norm, objective, weight_of

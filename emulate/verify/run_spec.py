@@ -28,41 +28,26 @@ BY_LOSS = "by-loss"
 
 @dataclass(frozen=True)
 class Variation:
-    """Describe how a run differs from the unchanged program.
+    """Describe how a run differs from the unchanged program, in fields of `ProbePlan`.
 
     Attributes:
         own_draws: Random draws are the program's own; else they are a function of seed, place and row.
         switches: Suspects switched off.
         replay: The rows come from another run.
         follow: The gradients that are applied come from another run.
-        own_seeds: Each host has a seed of its own.
-        own_hashes: Each host hashes strings in its own way.
-        own_listing: The hosts after the first list folders in another order.
+        host_variation: In what hosts differ: `seeds`, `hashes` or `listing`; empty for nothing.
     """
 
     own_draws: bool = False
     switches: frozenset[str] = frozenset()
     replay: Replay | None = None
     follow: Follow | None = None
-    own_seeds: bool = False
-    own_hashes: bool = False
-    own_listing: bool = False
+    host_variation: str = ""
 
     def plan(self, seed: int) -> ProbePlan:
         """Return the probe's plan for it; the runner sets the place of its trace."""
         led_by = self.replay or self.follow
-        return ProbePlan(
-            trace=Path(),
-            seed=seed,
-            own_draws=self.own_draws,
-            switches=self.switches,
-            replay=self.replay,
-            follow=self.follow,
-            own_seeds=self.own_seeds,
-            own_hashes=self.own_hashes,
-            own_listing=self.own_listing,
-            initial=None if led_by is None else led_by.trace,
-        )
+        return ProbePlan(trace=Path(), seed=seed, initial=None if led_by is None else led_by.trace, **vars(self))
 
     @property
     def source(self) -> Variation:
@@ -79,9 +64,7 @@ class Variation:
     def label(self, name: str) -> str:
         """Return the name of a run of this variation."""
         parts = [name, *(["own draws"] if self.own_draws else []), *sorted(self.switches)]
-        parts += ["own seeds"] if self.own_seeds else []
-        parts += ["own hashes"] if self.own_hashes else []
-        parts += ["own listing"] if self.own_listing else []
+        parts += [f"own {self.host_variation}"] if self.host_variation else []
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
             what = "losses of shares" if self.replay.by_loss else "inputs" if self.replay.inputs else what

@@ -361,7 +361,7 @@ class Runner:
             entry = replace(entry, program=replace(entry.program, args=result.arm.args))
             # What TensorFlow reads when it is imported must be there before.
             preload = self._parents.bare if read_at_import(dict(result.arm.environment)) else preload
-        own_hashes = plan is not None and plan.own_hashes
+        own_hashes = plan is not None and plan.host_variation == "hashes"
         cluster_plan = self._cluster_plan(result.topology, folder, entry, reference, own_hashes=own_hashes)
         environment = {**cluster_plan.environment, **dict(result.arm.environment if result.arm is not None else ())}
         cluster_plan = replace(cluster_plan, virtual_host=virtual_host, environment=environment)

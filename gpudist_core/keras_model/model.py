@@ -287,7 +287,7 @@ class DistributedModel(_ClassOfModel):
         Returns:
             Keras's result.
         """
-        from gpudist_core.keras_model.results import Results
+        from gpudist_core.keras_model.functions import Results
 
         # In a step, and while Keras builds symbolically, a metric is asked for its form, not for its value.
         if shares.current() is not None or not tf.executing_eagerly():

@@ -23,7 +23,7 @@ from gpudist_core.pipelines import Pipeline
 from gpudist_core.pipelines.cross_host_check import Alike, digest_of, of_first_host
 from gpudist_core.pipelines.distributed import Distributed
 from gpudist_core.pipelines.hashing import words
-from gpudist_core.pipelines.shares import cuts, placed
+from gpudist_core.pipelines.plan import cuts, placed
 from gpudist_core.replicas import per_replica, replicas_of
 from gpudist_core.upstream import datasets, trainer
 

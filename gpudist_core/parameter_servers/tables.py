@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
-from gpudist_core.pipelines.shares import shares
+from gpudist_core.pipelines.plan import shares
 from gpudist_core.static import operations
 from gpudist_core.static.sources import Initializer, check_initializer, uniform
 from gpudist_core.upstream import strategies

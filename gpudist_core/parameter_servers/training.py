@@ -17,8 +17,8 @@ from gpudist_core.errors import Unavailable, UsageError, check_choice, is_finite
 from gpudist_core.gradients import Clipping
 from gpudist_core.parameter_servers import workers
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.pipelines.shares import rows_between
-from gpudist_core.pipelines.shares import shares as rows_of_parts
+from gpudist_core.pipelines.plan import rows_between
+from gpudist_core.pipelines.plan import shares as rows_of_parts
 from gpudist_core.steps import arguments
 from gpudist_core.upstream import losses, models, optimizers, patches, randomness, strategies
 

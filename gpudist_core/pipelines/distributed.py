@@ -44,8 +44,7 @@ from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.cross_host_check import Alike, told_by_all
 from gpudist_core.pipelines.lookahead import LookAhead
 from gpudist_core.pipelines.mapping import Mapper, RowCache
-from gpudist_core.pipelines.plan import HostShare, Plan, Position, identity_of, restore, state_of
-from gpudist_core.pipelines.shares import placed
+from gpudist_core.pipelines.plan import HostShare, Plan, Position, Positioned, identity_of, placed
 from gpudist_core.pipelines.sources.access import Rows, digest
 from gpudist_core.pipelines.weighting import label_component
 from gpudist_core.replicas import per_replica, replicas_of
@@ -97,7 +96,7 @@ class Rowwise:
         return self._before(raw, self._plan.seed, share.epoch, rows, repeats)
 
 
-class Distributed:
+class Distributed(Positioned):
     """Iterate over the batches of a pipeline for the replicas of a strategy. Each iteration is the next epoch.
 
     Each element has the structure of a batch, with a `PerReplica` for each component (plain tensors with one replica). The
@@ -117,9 +116,8 @@ class Distributed:
     """
 
     def __init__(self, plan: Plan, position: Position, strategy: tf.distribute.Strategy, *, allow_idle: bool = False) -> None:
+        super().__init__(plan, position)
         self.strategy = strategy
-        self._plan = plan
-        self._position = position
         self._replicas = replicas_of(strategy)
         self._latest: Callable[[], Any] = lambda: None  # a weak reference: an iterator that is dropped must end its threads
         self._is_of_all = not self.has_several_hosts  # whether all hosts were given the same data; never unset
@@ -138,30 +136,9 @@ class Distributed:
         return batch_spec(self._rowwise.spec)
 
     @property
-    def num_batches(self) -> int | None:
-        """Return the number of global batches in an epoch, or None if the number of examples is unknown."""
-        return self._plan.num_batches
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of the epoch that the next batch belongs to, from 0."""
-        return self._position.epoch
-
-    @property
     def has_several_hosts(self) -> bool:
         """Return whether other hosts take their shares of the same batches."""
         return self._replicas.num_hosts > 1
-
-    def state(self) -> dict[str, Any]:
-        """Return the position as plain values. See `Pipeline.state`."""
-        return state_of(self._plan, self._position)
-
-    def restore(self, state: Any) -> None:
-        """Continue from a position. See `Pipeline.restore`."""
-        restore(self._plan, self._position, state)
-
-    def __len__(self) -> int:
-        return length_of(self._plan)
 
     def __iter__(self) -> Iterator[Any]:
         if not tf.executing_eagerly():
@@ -283,31 +260,6 @@ class RestOfEpoch:
 def batch_spec(row: Any) -> Any:
     """Return the structure of a batch of such examples."""
     return tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), row)
-
-
-class UnknownLength(UsageError, TypeError):
-    """Report that a stream has no length. It is a `TypeError`, because `list()` asks for a length and continues without one."""
-
-
-def length_of(plan: Plan) -> int:
-    """Return the number of global batches in an epoch.
-
-    Args:
-        plan: What the pipeline does.
-
-    Returns:
-        The number of batches.
-
-    Raises:
-        UnknownLength: If the examples come from a stream and are not counted.
-    """
-    if plan.num_batches is None:
-        raise UnknownLength(
-            "A length needs a known number of examples",
-            "Pass rows=... where the pipeline is made.",
-            source=type(plan.source).__name__,
-        )
-    return plan.num_batches
 
 
 _TOLERANCE = 2e-3  # of numbers that each host has computed itself, on a device that adds up in no fixed order

@@ -10,14 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError, is_whole
-from gpudist_core.pipelines.distributed import Distributed, Rowwise, batch_spec, length_of
+from gpudist_core.pipelines.distributed import Distributed, Rowwise, batch_spec
 from gpudist_core.pipelines.mapping import Stage
-from gpudist_core.pipelines.plan import Plan, Position, Remainder, restore, state_of
+from gpudist_core.pipelines.plan import Plan, Position, Positioned, Remainder
 from gpudist_core.pipelines.sources import ArraySource, DatasetStream, FileRows, FileStream, GeneratorStream, RecordSource
 from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, check_weights, checked, label_component, of_classes
 
 
-class Pipeline:
+class Pipeline(Positioned):
     """Feed examples to the replicas of any strategy, in global batches that are the same on every topology.
 
     In each epoch every example comes exactly once. Order and augmentation depend on the seed, the epoch and the example only.
@@ -39,8 +39,7 @@ class Pipeline:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._position = Position()
+        super().__init__(plan, Position())
 
     @classmethod
     def from_arrays(
@@ -393,9 +392,6 @@ class Pipeline:
         """
         return Distributed(self._plan, self._position, strategy, allow_idle=allow_idle)
 
-    def __len__(self) -> int:
-        return length_of(self._plan)
-
     def __iter__(self) -> Iterator[Any]:
         raise UsageError(
             "A pipeline must be distributed before it is iterated",
@@ -404,35 +400,9 @@ class Pipeline:
         )
 
     @property
-    def num_batches(self) -> int | None:
-        """Return the number of global batches in an epoch, or None for a stream of unknown length."""
-        return self._plan.num_batches
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of the epoch that the next batch belongs to, from 0."""
-        return self._position.epoch
-
-    @property
     def element_spec(self) -> Any:
         """Return the structure of a batch, with a `tf.TensorSpec` of an unknown number of examples for each component."""
         return batch_spec(Rowwise(self._plan).spec)
-
-    def state(self) -> dict[str, Any]:
-        """Return the position: the global batches that the training loop has taken, without those made ahead.
-
-        Returns:
-            Plain values for JSON. They are valid on any topology, and in any process with the same data.
-        """
-        return state_of(self._plan, self._position)
-
-    def restore(self, state: Any) -> None:
-        """Continue from a position: the next iteration returns the rest of that epoch.
-
-        Args:
-            state: The result of `state()` of a pipeline over the same data.
-        """
-        restore(self._plan, self._position, state)
 
 
 def _with_shuffle(plan: Plan, shuffle: bool | int) -> Plan:

@@ -1,7 +1,8 @@
 """Describe what a pipeline does, in a form that does not depend on the order of the user's calls.
 
 Its position is the batches that the training loop has taken, without those made ahead. The examples of a stream are shuffled in
-a buffer of fixed size, and cut into batches, as arrays.
+a buffer of fixed size, and cut into batches, as arrays. The examples of a global batch are split into one part for each
+replica, on its device.
 """
 
 from __future__ import annotations
@@ -11,16 +12,96 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError, is_whole
 from gpudist_core.pipelines import hashing
 from gpudist_core.pipelines.cross_host_check import digest_of
 from gpudist_core.pipelines.mapping import Stage
-from gpudist_core.pipelines.shares import cuts
 from gpudist_core.pipelines.sources import RowSource, StreamSource
 from gpudist_core.pipelines.sources.access import Rows
 from gpudist_core.pipelines.weighting import Weighting
 from gpudist_core.replicas import Replicas
+
+
+def shares(rows: int, total: int) -> list[int]:
+    """Return how many examples of a global batch each replica gets: contiguous shares, as equal as possible.
+
+    The first `rows % total` replicas get one example more than the others. The shares, in the order of the replicas, are the
+    global batch.
+
+    Args:
+        rows: Number of examples in the global batch, 0 or more.
+        total: Number of replicas, 1 or more.
+
+    Returns:
+        The number of examples of each replica.
+
+    Raises:
+        UsageError: If `rows` is negative, or `total` is below 1.
+
+    Examples:
+        >>> from gpudist_core.pipelines import shares
+        >>> shares(10, 4), shares(3, 4)
+        ([3, 3, 2, 2], [1, 1, 1, 0])
+    """
+    if rows < 0 or total < 1:
+        raise UsageError("shares needs rows >= 0 and total >= 1", rows=rows, total=total)
+    each, more = divmod(rows, total)
+    return [each + 1] * more + [each] * (total - more)
+
+
+def cuts(rows: int, total: int, replicas: range) -> list[int]:
+    """Return the boundaries between the shares of consecutive replicas: one number more than there are replicas."""
+    each, more = divmod(rows, total)
+    return [replica * each + min(replica, more) for replica in range(replicas.start, replicas.stop + 1)]
+
+
+def placed(parts: Rows, cuts: list[int], devices: tuple[str, ...]) -> list[Rows]:
+    """Place the examples of each replica on its device.
+
+    Args:
+        parts: The examples of the host, flattened, as arrays or tensors on the CPU.
+        cuts: The boundaries between the replicas' examples.
+        devices: The device of each replica.
+
+    Returns:
+        The tensors of each replica.
+    """
+    return [
+        [_on(device, part, start, stop) for part in parts] for device, start, stop in zip(devices, cuts, cuts[1:], strict=False)
+    ]
+
+
+def _on(device: str, part: Any, start: int, stop: int) -> Any:
+    if isinstance(part, np.ndarray):
+        # Strings stay in the memory of the host: no device has them.
+        with tf.device("CPU:0" if part.dtype.kind in "OSU" else device):
+            return tf.convert_to_tensor(part[start:stop])
+    with tf.device("CPU:0"):
+        rows = part if stop - start == part.shape[0] else rows_between(part, start, stop)
+    if rows.dtype == tf.string:
+        return rows
+    # Strategies copy no values: what is given to one replica stays on the device where it was made (TensorFlow 2.21).
+    with tf.device(device):
+        return tf.identity(rows)
+
+
+def rows_between(part: Any, start: int, stop: int) -> Any:
+    """Return some rows of an array or a tensor. Sparse tensors are supported.
+
+    Args:
+        part: An array or tensor of shape (rows, ...).
+        start: The first row.
+        stop: The first row after the last.
+
+    Returns:
+        The rows.
+    """
+    if isinstance(part, tf.SparseTensor):
+        return tf.sparse.slice(part, [start, *[0] * (part.shape.rank - 1)], [stop - start, *part.dense_shape[1:]])
+    return part[start:stop]
+
 
 Remainder = Literal["keep", "drop"]
 
@@ -174,14 +255,6 @@ class Position:
     is_apart: bool = False  # never with one host
 
 
-def state_of(plan: Plan, position: Position) -> dict[str, Any]:
-    """Return the position as plain values, with a fingerprint of the data and their order."""
-    # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
-    over = plan.num_batches is not None and position.batch >= plan.num_batches
-    epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
-    return {"format": _FORMAT, "epoch": epoch, "batch": batch, **identity_of(plan)}
-
-
 def identity_of(plan: Plan) -> dict[str, Any]:
     """Return a fingerprint of a pipeline's examples and their order."""
     return {
@@ -200,39 +273,85 @@ def _order(plan: Plan) -> str:
     return "shuffled" if plan.shuffle else f"buffer {plan.buffer}" if plan.buffer else "as it stands"
 
 
-def restore(plan: Plan, position: Position, state: Any) -> None:
-    """Move a position to that of a state.
+class UnknownLength(UsageError, TypeError):
+    """Report that a stream has no length. It is a `TypeError`, because `list()` asks for a length and continues without one."""
+
+
+class Positioned:
+    """Know what a pipeline does, and which of its batches come next.
 
     Args:
         plan: What the pipeline does.
-        position: The position to move.
-        state: The result of `state_of` for a pipeline over the same data.
-
-    Raises:
-        UsageError: If it is not such a state, or belongs to other data, another order or other batches.
+        position: Its position.
     """
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise UsageError("state must be a result of Pipeline.state()", state=state)
-    for name, value in identity_of(plan).items():
-        saved = state.get(name)
-        if not _is(value, saved):
-            raise UsageError(
-                f"A state must be restored over the same data in the same order: `{name}` must be what it was",
-                "Make the pipeline as it was when the state was saved, or start again without restoring.",
-                **{name: value, "saved": saved},
+
+    def __init__(self, plan: Plan, position: Position) -> None:
+        self._plan = plan
+        self._position = position
+
+    def __len__(self) -> int:
+        if self._plan.num_batches is None:
+            raise UnknownLength(
+                "A length needs a known number of examples",
+                "Pass rows=... where the pipeline is made.",
+                source=type(self._plan.source).__name__,
             )
-    epoch, batch = state.get("epoch"), state.get("batch")
-    most = plan.num_batches
-    if not is_whole(epoch, 0) or not is_whole(batch, 0) or (most is not None and int(batch) > most):
-        raise UsageError(
-            f"A state must count epochs and batches from 0{'' if most is None else f', with {most} batches in an epoch'}",
-            "Pass the result of Pipeline.state().",
-            epoch=epoch,
-            batch=batch,
-        )
-    position.epoch, position.batch = int(epoch), int(batch)
-    position.is_apart = False
-    position.turn += 1
+        return self._plan.num_batches
+
+    @property
+    def num_batches(self) -> int | None:
+        """Return the number of global batches in an epoch, or None for a stream of unknown length."""
+        return self._plan.num_batches
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the epoch that the next batch belongs to, from 0."""
+        return self._position.epoch
+
+    def state(self) -> dict[str, Any]:
+        """Return the position: the global batches that the training loop has taken, without those made ahead.
+
+        Returns:
+            Plain values for JSON. They are valid on any topology, and in any process with the same data.
+        """
+        plan, position = self._plan, self._position
+        # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
+        over = plan.num_batches is not None and position.batch >= plan.num_batches
+        epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
+        return {"format": _FORMAT, "epoch": epoch, "batch": batch, **identity_of(plan)}
+
+    def restore(self, state: Any) -> None:
+        """Continue from a position: the next iteration returns the rest of that epoch.
+
+        Args:
+            state: The result of `state()` of a pipeline over the same data.
+
+        Raises:
+            UsageError: If it is not such a state, or belongs to other data, another order or other batches.
+        """
+        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+            raise UsageError("state must be a result of Pipeline.state()", state=state)
+        for name, value in identity_of(self._plan).items():
+            saved = state.get(name)
+            if not _is(value, saved):
+                raise UsageError(
+                    f"A state must be restored over the same data in the same order: `{name}` must be what it was",
+                    "Make the pipeline as it was when the state was saved, or start again without restoring.",
+                    **{name: value, "saved": saved},
+                )
+        epoch, batch = state.get("epoch"), state.get("batch")
+        most = self._plan.num_batches
+        if not is_whole(epoch, 0) or not is_whole(batch, 0) or (most is not None and int(batch) > most):
+            raise UsageError(
+                f"A state must count epochs and batches from 0{'' if most is None else f', with {most} batches in an epoch'}",
+                "Pass the result of Pipeline.state().",
+                epoch=epoch,
+                batch=batch,
+            )
+        position = self._position
+        position.epoch, position.batch = int(epoch), int(batch)
+        position.is_apart = False
+        position.turn += 1
 
 
 def _is(value: Any, saved: Any) -> bool:

@@ -51,12 +51,6 @@ def replica_in(strategy: tf.distribute.Strategy) -> int | None:
     return 0 if number is None and context.num_replicas_in_sync == 1 else int(number)
 
 
-def is_in_other_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether this runs in a replica of another strategy. TensorFlow's default strategy does not count."""
-    context = tf.distribute.get_replica_context()
-    return context is not None and context.strategy is not strategy and tf.distribute.has_strategy()
-
-
 @contextlib.contextmanager
 def meeting(what: str) -> Iterator[None]:
     """Mark a block in which the replicas exchange values. TensorFlow allows that only in the step's own function.

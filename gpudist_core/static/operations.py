@@ -76,17 +76,6 @@ class ShardInfo:
         """
         return min(self.rows, replica * self.height), min(self.rows, (replica + 1) * self.height)
 
-    def slice_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of each replica's variable.
-
-        Args:
-            shape: The shape of the whole table.
-
-        Returns:
-            The same shape with `height` along the split dimension.
-        """
-        return (*shape[: self.axis], self.height, *shape[self.axis + 1 :])
-
 
 def checked_axis(axis: int, shape: tuple[int, ...]) -> int:
     """Return the number of an axis, counted from 0."""

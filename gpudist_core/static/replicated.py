@@ -95,7 +95,8 @@ class Replicated:
         """
         if upstream.is_in_dataset_function():
             return self._on_host()
-        if context.is_in_other_strategy(self.strategy):
+        here = tf.distribute.get_replica_context()
+        if here is not None and here.strategy is not self.strategy and tf.distribute.has_strategy():
             raise UsageError(
                 "A replicated tensor must be used in steps of its own strategy",
                 "Replicate it for the strategy whose run() this is.",

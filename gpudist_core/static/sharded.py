@@ -133,7 +133,7 @@ def allocate(
     info = operations.ShardInfo(operations.checked_axis(axis, shape), shape[axis], 1 if in_one_piece else replicas.total)
     if not info.rows:
         raise UsageError("A table must have at least one row to split", "Pass a table with rows.", shape=shape, axis=axis)
-    lay = info.slice_shape(shape)
+    lay = (*shape[: info.axis], info.height, *shape[info.axis + 1 :])
     size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
     devices = strategy.extended.parameter_devices if in_one_piece else replicas.devices
     memory.check_room(dict.fromkeys(devices, size), _TOO_LARGE)

@@ -80,8 +80,14 @@ def make_strategy(
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}", kind=kind)
     check_all_reduce(all_reduce)
-    check_numbers(bytes_per_pack, timeout_seconds)
-    check_flag("time_each_collective", time_each_collective)
+    if bytes_per_pack is not None and not is_whole(bytes_per_pack, 1):
+        raise UsageError("bytes_per_pack must be a positive integer or None", "Leave it out.", bytes_per_pack=bytes_per_pack)
+    if timeout_seconds is not None and not (is_finite(timeout_seconds) and timeout_seconds > 0):
+        raise UsageError("timeout_seconds must be a positive number or None", "Leave it out.", timeout_seconds=timeout_seconds)
+    if not isinstance(time_each_collective, bool):
+        raise UsageError(
+            "time_each_collective must be True or False", "Leave it out.", time_each_collective=time_each_collective
+        )
     tasks = find_tasks(cluster)
     wish = _Wish(kind, devices, all_reduce, bytes_per_pack, timeout_seconds, time_each_collective, variable_partitioner)
     if kind in ("multi-worker", "parameter-server") or (kind == "auto" and tasks and tasks.trains):
@@ -305,36 +311,6 @@ def check_all_reduce(name: str) -> None:
         raise Unavailable(_HOROVOD)
     if name not in ALL_REDUCE:
         raise UsageError(f"all_reduce must be one of {', '.join(ALL_REDUCE)}", all_reduce=name)
-
-
-def check_numbers(bytes_per_pack: Any, timeout_seconds: Any) -> None:
-    """Refuse values that are not positive numbers.
-
-    Args:
-        bytes_per_pack: Size in bytes of the packs in which gradients are summed; None for one pack.
-        timeout_seconds: How long to wait for other hosts, in seconds; None for no limit.
-
-    Raises:
-        UsageError: If a value is not a positive number.
-    """
-    if bytes_per_pack is not None and not is_whole(bytes_per_pack, 1):
-        raise UsageError("bytes_per_pack must be a positive integer or None", "Leave it out.", bytes_per_pack=bytes_per_pack)
-    if timeout_seconds is not None and not (is_finite(timeout_seconds) and timeout_seconds > 0):
-        raise UsageError("timeout_seconds must be a positive number or None", "Leave it out.", timeout_seconds=timeout_seconds)
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuse a value that is neither True nor False.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-
-    Raises:
-        UsageError: If the value is not a bool.
-    """
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} must be True or False", "Leave it out.", **{name: value})
 
 
 def on_one_host(name: str, devices: tuple[str, ...], options: Any, first_key: int) -> Any:

@@ -57,8 +57,17 @@ def synchronizing_batch_norm(wanted: bool, *, compiled: bool = False) -> context
 
 def replacements() -> Replacements:
     """Return what lets Keras's layers and their variables know replicas."""
-    yield from _of_losses()
-    yield from _of_assignments()
+    from keras.src import backend
+    from keras.src.layers.layer import Layer
+
+    yield Layer, "add_loss", functools.partial(_adding, adds_up_rows=_adds_up_rows())
+    yield Layer, "_get_own_losses", _getting
+    yield Layer, "_clear_losses", _clearing
+    yield backend.Variable, "_direct_assign", _averaging
+    yield backend.Variable, "_initialize_with_initializer", _drawing_outside
+    yield keras.layers.RNN, "call", functools.partial(_leaving_alone, is_wanted=lambda: True)
+    # The moments of all examples are the same on all replicas already.
+    yield keras.layers.BatchNormalization, "call", functools.partial(_leaving_alone, is_wanted=moments_are_of_all)
     yield keras.layers.BatchNormalization, "_moments", _of_all_rows
 
 
@@ -129,16 +138,6 @@ def global_moments(share: shares.Share, inputs: Any, mask: Any, axes: list[int])
 _left_alone = PerThread(False)
 
 
-def _of_assignments() -> Replacements:
-    from keras.src import backend
-
-    yield backend.Variable, "_direct_assign", _averaging
-    yield backend.Variable, "_initialize_with_initializer", _drawing_outside
-    yield keras.layers.RNN, "call", functools.partial(_leaving_alone, is_wanted=lambda: True)
-    # The moments of all examples are the same on all replicas already.
-    yield keras.layers.BatchNormalization, "call", functools.partial(_leaving_alone, is_wanted=moments_are_of_all)
-
-
 def _averaging(assign: Callable[..., Any], self: Any, value: Any) -> Any:
     share = shares.current()
     if share is not None and in_call_of_a_layer():
@@ -202,15 +201,6 @@ def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
 def is_of_rows(variable: Any) -> bool:
     """Return whether the value that a layer assigns to a Keras variable is treated as a mean over examples."""
     return not variable.trainable and variable.aggregation in ("mean", "none") and variable._value.dtype.is_floating
-
-
-def _of_losses() -> Replacements:
-    from keras.src.layers.layer import Layer
-
-    adds_up_rows = _adds_up_rows()
-    yield Layer, "add_loss", functools.partial(_adding, adds_up_rows=adds_up_rows)
-    yield Layer, "_get_own_losses", _getting
-    yield Layer, "_clear_losses", _clearing
 
 
 def _adding(add: Callable[..., Any], self: Any, loss: Any, *, adds_up_rows: bool) -> Any:

@@ -85,13 +85,9 @@ def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -
 
 def replacements() -> patches.Replacements:
     """Return what lets Keras's seed generators be read without advancing them, and replicas assign to a variable they share."""
-    yield from _of_variables()
-    yield from _of_seeds()
-
-
-def _of_seeds() -> patches.Replacements:
     import keras
 
+    yield from _of_variables()
     yield keras.random.SeedGenerator, "next", _reading
 
 

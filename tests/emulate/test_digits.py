@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from emulate.digits import told_apart
 from emulate.report.runs import _first
+from emulate.told import told_apart
 from emulate.topology import Topology
 from emulate.verify.causes.cause import as_factor
 from emulate.verify.verdict import Difference, Run

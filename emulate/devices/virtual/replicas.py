@@ -461,7 +461,7 @@ def _total(parts: Sequence[Any], *, is_mean: bool) -> Any:
 
 
 def sum_in_ring_order(parts: Sequence[Any]) -> Any:
-    """Add values as `emulate.devices.fixes` has collectives add them: floats element by element, the smallest first.
+    """Add values as `emulate.devices.install` has collectives add them: floats element by element, the smallest first.
 
     Args:
         parts: A tensor of each replica, of one shape and dtype.
@@ -470,7 +470,7 @@ def sum_in_ring_order(parts: Sequence[Any]) -> Any:
         Their sum, with the bits that real replicas get by `--all-reduce ring`.
     """
     if len(parts) > 2 and parts[0].dtype.is_floating:
-        # One sort: the network of `fixes.sum_in_one_order` would have 24,063 comparisons for 1,024 replicas.
+        # One sort: the network of `install.sum_in_one_order` would have 24,063 comparisons for 1,024 replicas.
         columns = tf.sort(tf.stack([tf.reshape(part, [-1]) for part in parts], axis=1), axis=1)
         total = functools.reduce(tf.add, tf.unstack(columns, num=len(parts), axis=1))
         return tf.ensure_shape(tf.reshape(total, tf.shape(parts[0])), parts[0].shape)

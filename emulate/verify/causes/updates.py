@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from emulate.digits import told_apart
+from emulate.told import told_apart
 from emulate.trace import StoredArray, Trace
 from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.case import Case

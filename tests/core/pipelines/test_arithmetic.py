@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import balanced, in_order, permutation, shuffled, words
-from gpudist_core.pipelines.plan import rebatched, shuffled_chunks
-from gpudist_core.pipelines.shares import cuts, shares
+from gpudist_core.pipelines.plan import cuts, rebatched, shares, shuffled_chunks
 from gpudist_core.pipelines.sources.files import masked_crc32c
 from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, classes_of
 

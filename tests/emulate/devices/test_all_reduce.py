@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emulate.devices import DevicePlan, GpuShare
 from emulate.devices.all_reduce import AllReduceChoice
-from emulate.devices.fixes import _network
+from emulate.devices.install import _network
 from tests.emulate.devices.hosts import Hosts
 
 

@@ -17,7 +17,7 @@ def told(slices: list[int], *, given: str = "", by_default: str = "", hidden: bo
     from tensorflow.core.protobuf import config_pb2, tensorflow_server_pb2
 
     from emulate.devices import upstream
-    from emulate.devices.fixes import give_servers_their_gpus
+    from emulate.devices.install import give_servers_their_gpus
 
     context = upstream.context()
     context._initialize_physical_devices()

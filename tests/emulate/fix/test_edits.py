@@ -10,9 +10,7 @@ pytest.importorskip("libcst")
 
 from emulate.errors import UsageError
 from emulate.fix.edits import EDITS, propose
-from emulate.fix.names import Names
-from emulate.fix.proposal import CORE, PLAIN, Site
-from emulate.fix.source import Source
+from emulate.fix.source import CORE, PLAIN, Names, Site, Source
 from emulate.verify.causes import all_causes
 
 HEAD = "import tensorflow as tf\n\nstrategy = tf.distribute.MirroredStrategy()\n"

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("libcst")
 
-from emulate.fix.notebook import as_notebook, as_python, line_in_python
+from emulate.fix.patch import as_notebook, as_python, line_in_python
 
 
 def notebook(*cells, indent=1, end="\n", ascii_only=False):
