@@ -269,8 +269,10 @@ class Case:
         return is_unseen and all(step > 0 for _, step in self.explain_gradients().unexplained)
 
     def compare_with_noise(self, reference: Trace, topology: Trace) -> Comparison:
-        """Compare two other traces beside the noise of the reference."""
-        return self.lab.compare_enough(replace(self.pair, reference=reference, topology=topology))
+        """Compare two other traces beside the noise of the reference, and beside more of it where kinks may differ."""
+        comparison = self.lab.compare_enough(replace(self.pair, reference=reference, topology=topology))
+        confirmation = self.lab.confirm(self.pair) if comparison.needs_confirmation else ()
+        return compare(reference, topology, comparison.runs.noise, confirmation=confirmation) if confirmation else comparison
 
     def meet_alone(self) -> list[Met]:
         """Repeat the reference; return where runs on one device met other runs: the reference, its repeat, then the others."""

@@ -119,7 +119,7 @@ def _numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | N
         The sign; None where the numbers agree.
     """
     comparison = case.compare_with_noise(case.topology, trace)
-    if comparison.is_equivalent_but_for_kinks or comparison.first is None:
+    if comparison.first is None:
         return None
     first = comparison.first
     what = "losses" if first.kind == "loss" else f"{first.kind}s"
