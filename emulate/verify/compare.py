@@ -53,7 +53,7 @@ def kink_onset(points: Sequence[Point], examples: Mapping[int, int]) -> int | No
 
     Args:
         points: What was compared.
-        examples: The number of examples of each step, where it is known.
+        examples: The number of examples of each step; 0 where it is not known.
 
     Returns:
         The step.
@@ -109,7 +109,7 @@ def _jumps_seldom(points: Sequence[Point], out: Sequence[Point], examples: Mappi
     def is_of_one(p: Point) -> bool:
         """Return whether one example more or less makes that of an accuracy: it is at most 1, or 100 in percent."""
         most = 10.0 ** math.ceil(math.log10(largest[p.measure.key]))
-        return p.measure.key.kind == "metric" and p.measure.error * examples.get(p.step, math.inf) < ALMOST * most
+        return p.measure.key.kind == "metric" and p.measure.error * (examples.get(p.step) or math.inf) < ALMOST * most
 
     if not all(p.measure.key.kind in REPORTED and (p.measure.relative <= JUMP or is_of_one(p)) for p in out):
         return False
@@ -257,11 +257,6 @@ class Comparison:
     def is_equivalent(self) -> bool:
         """Return whether nothing differs by more than rounding (and something was compared)."""
         return bool(self.points) and not self.exceeding
-
-    @property
-    def is_equivalent_but_for_kinks(self) -> bool:
-        """Return whether only units on the other side of their kink may differ."""
-        return self.is_equivalent or self.needs_confirmation
 
     @property
     def differs_in_late_reports(self) -> bool:

@@ -273,13 +273,9 @@ class Runs:
 
     @cached_property
     def examples(self) -> Mapping[int, int]:
-        """Return the number of examples of each step, the fewest of several optimizers; nothing where they were not seen."""
-        numbers: dict[int, int] = {}
-        for k, step in ((k, ours) for name in self.optimizers for k, (ours, _) in enumerate(self.pairs(name))):
-            if all(local.rows is not None for local in step.values()):
-                number = sum(len(local.rows or ()) for local in step.values())
-                numbers[k] = min(number, numbers.get(k, number))
-        return numbers
+        """Return the number of examples of each step, 0 where they were not seen."""
+        steps = [(k, ours) for name in self.optimizers for k, (ours, _) in enumerate(self.pairs(name))]
+        return {k: sum(len(local.rows or ()) for local in step.values()) for k, step in steps}
 
     def batches(self, optimizer: str) -> tuple[int, int]:
         """Return how many batches a step applies together, in topology and reference; 1 and 1 if that varies."""

@@ -54,10 +54,11 @@ _CLOSE = 1e-4
 def _search_split(case: Case) -> Sign | None:
     for alone, ours in _steps(case):
         arrays = _arrays(alone)
-        static = _static_inputs(arrays)
-        split = _split(static, ours)
+        static, lengths = _same(arrays), _lengths(arrays)
+        # Labels are as long as the batch, and may be constant, too.
+        split = [item for item in _split(static, ours) if lengths and len(static[item[0]]) not in lengths]
         # Several rows for each example may be what each example needs: then gradients differ for another reason, or do not.
-        each = [item for item in split if any(len(static[item[0]]) % length == 0 for length in _lengths(arrays))]
+        each = [item for item in split if any(len(static[item[0]]) % length == 0 for length in lengths)]
         if each and case.find_first_unexplained() is None:
             split = [item for item in split if item not in each]
         if split:
@@ -107,12 +108,6 @@ def _arrays(steps: list[Step]) -> dict[int, list[_Values]]:
     return {at: of_steps for at, of_steps in recorded.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
 
 
-def _static_inputs(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
-    """Return arguments that no step changes, with other lengths than those that change: labels may be constant, too."""
-    batch = _lengths(arrays)
-    return {at: array for at, array in _same(arrays).items() if batch and len(array) not in batch}
-
-
 def _lengths(arrays: Mapping[int, list[_Values]]) -> set[int]:
     """Return the lengths of the arguments that change."""
     same = _same(arrays)
@@ -120,18 +115,16 @@ def _lengths(arrays: Mapping[int, list[_Values]]) -> set[int]:
 
 
 def _same(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
+    """Return the arguments that no step changes."""
     return {at: of_steps[0] for at, of_steps in arrays.items() if all(np.array_equal(of_steps[0], array) for array in of_steps)}
 
 
 def _static_of_batch(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
     """Return constant arguments as long as the batch, or with a column for each example, but no labels."""
-    batch, same = _lengths(arrays), _same(arrays)
-    return {at: array for at, array in same.items() if _relates_rows(array) or (len(array) in batch and _is_table(array))}
-
-
-def _is_table(array: _Values) -> bool:
-    """Return whether it has distinct rows of numbers."""
-    return array.ndim > 1 and array.dtype.kind == "f" and len(set(row_names([{"dense": array}]))) == len(array)
+    lengths, same = _lengths(arrays), _same(arrays)
+    of_batch = {at: array for at, array in same.items() if len(array) in lengths and array.ndim > 1 and array.dtype.kind == "f"}
+    tables = {at: array for at, array in of_batch.items() if len(set(row_names([{"dense": array}]))) == len(array)}
+    return {at: array for at, array in same.items() if at in tables or _relates_rows(array)}
 
 
 def _relates_rows(array: _Values) -> bool:
