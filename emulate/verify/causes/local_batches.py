@@ -147,7 +147,7 @@ def _of_skipped(case: Case, lost: _Lost) -> Sign:
         case.cut(step, "one of the runs skips this step")
     where, other = ("here", "on one device") if _is_here(lost.point) else ("on one device", "here")
     return Sign(
-        f"The scaled gradients of step {step} overflow {where}, and not {other}. The LossScaleOptimizer skips the step and "
+        f"Some scaled gradients of step {step} overflow {where}, and not {other}. The LossScaleOptimizer skips the step and "
         "halves its scale, as it is made for.",
         f"{lost.evidence}; the weights stay as they were before the step",
         _OF_SKIPPED,
