@@ -45,6 +45,8 @@ def on_cpu() -> Any:
     return device("CPU:0")
 
 
+TRACES_FIRST = "_initialize"
+"""Name of the method that traces a `tf.function` for the first time."""
 INITIALIZES = "_initialize_uninitialized_variables"
 """Name of the method that initializes variables created in a trace, before the function runs."""
 

@@ -15,6 +15,9 @@ from emulate.recorder import Body, Recorder, collecting, current_body, release
 from emulate.upstream import is_floating
 
 CLIPS = ("clip_by_norm", "clip_by_global_norm", "clip_by_value")
+_WITHOUT_XLA = 0
+"""In place of `jit_compile=True`: a clone of the function keeps it, and no program gives it."""
+_XLA_OFF = "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen"
 _CLIPPING_ELSEWHERE = (".losses", ".metrics", ".layers", ".nn", ".activations", ".image", ".constraints")
 
 
@@ -30,8 +33,13 @@ def install(recorder: Recorder) -> None:
             graph_functions.wrap_traced(self, collecting)
             recorder.note_once("compared-under-xla", "what runs under XLA was compared by what it returns: gradients, updates")
             return
-        self._jit_compile = False  # XLA cannot pass tensors out
-        recorder.note("xla-off", "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen")
+        self._jit_compile = _WITHOUT_XLA  # XLA cannot pass tensors out
+
+    @around(graph_functions.function_class(), graph_functions.TRACES_FIRST)  # packages make functions that nobody calls
+    def initialize(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._jit_compile is _WITHOUT_XLA:
+            recorder.note_once("xla-off", _XLA_OFF)
+        return original(self, *args, **kwargs)
 
     if recorder.plan.keeps_xla:
 

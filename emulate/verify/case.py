@@ -124,6 +124,11 @@ _DROPPED = told("remainder-dropped")(
 )
 
 
+LATER = "later-steps"
+"""Code of what says that a step and later ones are not compared."""
+_DECIDING = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
+
+
 def _inputs(places: Sequence[int]) -> str:
     numbers = ", ".join(str(place + 1) for place in places)
     return f"input {numbers}" if len(places) == 1 else f"inputs {numbers}"
@@ -269,8 +274,10 @@ class Case:
         return is_unseen and all(step > 0 for _, step in self.explain_gradients().unexplained)
 
     def compare_with_noise(self, reference: Trace, topology: Trace) -> Comparison:
-        """Compare two other traces beside the noise of the reference."""
-        return self.lab.compare_enough(replace(self.pair, reference=reference, topology=topology))
+        """Compare two other traces beside the noise of the reference, and beside more of it where kinks may differ."""
+        comparison = self.lab.compare_enough(replace(self.pair, reference=reference, topology=topology))
+        confirmation = self.lab.confirm(self.pair) if comparison.needs_confirmation else ()
+        return compare(reference, topology, comparison.runs.noise, confirmation=confirmation) if confirmation else comparison
 
     def meet_alone(self) -> list[Met]:
         """Repeat the reference; return where runs on one device met other runs: the reference, its repeat, then the others."""
@@ -505,14 +512,12 @@ class Case:
             return point.step >= step and (is_of_update or point.is_late or (point.step > step and not follows))
 
         if any(point.is_late and is_explained(point) for point in self.base.exceeding):
-            self.unreachable.append(
-                told("later-steps")(f"what is reported over several steps, from step {step} on: {_UPDATED}")
-            )
+            self.unreachable.append(told(LATER)(f"what is reported over several steps, from step {step} on: {_UPDATED}"))
         self.explain(is_explained)
 
     def cut(self, step: int, why: str, *, at: Sequence[str] = ()) -> None:
         """Leave out everything from a step on (in the step itself all but the kinds `at`): it cannot be compared."""
-        self.unreachable.append(told("later-steps")(f"gradients, weights and losses from step {step} on: {why}"))
+        self.unreachable.append(told(LATER)(f"gradients, weights and losses from step {step} on: {why}"))
         self.choose_base()
         self.rebase(self.base.before(step, at))
 
@@ -520,6 +525,11 @@ class Case:
     def has_ended_early(self) -> bool:
         """Return whether the program raised or hung."""
         return bool(self.outcome.failure or self.outcome.hung)
+
+    @property
+    def is_decided(self) -> bool:
+        """Return whether after what was found the arithmetic of later steps says nothing of its own."""
+        return any(finding.code in _DECIDING and not finding.advice for finding in self.found)
 
     def has(self, code: str) -> bool:
         """Return whether a cause was already found."""

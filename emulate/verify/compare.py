@@ -5,8 +5,12 @@ pre-activation of 1e-9 is positive in one run and negative in the other, and a w
 appears or is gone. That is no fault of the program; the noise runs show it too, but not necessarily in the same step. It looks
 like this: after steps in which everything agreed to rounding, the *gradients* of one step differ by a little. From then on the
 runs are disturbed, and more units fall. A bug is there from the first step on and in each of them, or is large when it comes,
-or shows in the weights before the gradients. A count or an accuracy that jumps by a row now and then, while all gradients
+or shows in the weights before the gradients. A count or an accuracy that jumps by an example now and then, while all gradients
 agree, is a kink too.
+
+What a unit can do is a part of what one example does, and that depends on how many there are: of a few, one that falls off the
+margin of a hinge takes a large part of the gradient with it. Such a size alone excuses nothing: runs of one device that are
+rounded more coarsely must differ as much (`confirmation`).
 """
 
 from __future__ import annotations
@@ -29,19 +33,31 @@ from emulate.verify.noise import FACTOR, REPORTED, Key, floors
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
 SMALL = 1e-2
-"""Largest relative L2 difference that a few units of one row cause in a gradient."""
+"""Largest relative L2 difference that a few units of one example cause in a gradient, however many examples there are."""
+HEAVY = 2.0
+"""So many times as much as a usual example one may weigh that falls on the other side of its kink."""
 FADES = 0.1
 """Fraction of the largest difference from which a later step counts as its return."""
 JUMP = 0.05
-"""Largest relative jump of a metric that single rows may explain."""
+"""Largest relative jump of a metric that single examples may explain, however many there are."""
+ALMOST = 1.001
+"""Tolerance of a number that is rounded."""
 SELDOM = 0.25
 """Largest fraction of a metric's values that may jump."""
 CLEAR = 1e3
 """So many times the floor, a hundred times what counts as a difference, no further noise run explains a gradient."""
 
 
-def kink_onset(points: Sequence[Point]) -> int | None:
-    """Return the step from which on kinks may explain all differences; None if they cannot, or there are none."""
+def kink_onset(points: Sequence[Point], examples: Mapping[int, int]) -> int | None:
+    """Return the step from which on kinks may explain all differences; None if they cannot, or there are none.
+
+    Args:
+        points: What was compared.
+        examples: The number of examples of each step; 0 where it is not known.
+
+    Returns:
+        The step.
+    """
     out = _out(points)
     if not out:
         return None
@@ -49,9 +65,11 @@ def kink_onset(points: Sequence[Point]) -> int | None:
     kinds = {p.measure.key.kind for p in out if p.step == first}
     if "gradient" in kinds:
         of_first = (p for p in out if p.step == first and p.measure.key.kind == "gradient")
-        starts_small = all(p.measure.relative < SMALL for p in of_first)
+        # Gradients of single examples point anywhere: the sum of n is as long as the root of n of them.
+        small = max(SMALL, HEAVY / math.sqrt(examples[first])) if examples.get(first) else SMALL
+        starts_small = all(p.measure.relative < small for p in of_first)
         return first if starts_small and (first > 0 or not _comes_back(points)) else None
-    return first if kinds == {"metric"} and _jumps_seldom(points, out) else None
+    return first if kinds == {"metric"} and _jumps_seldom(points, out, examples) else None
 
 
 def cancelled_onset(points: Sequence[Point]) -> int | None:
@@ -83,8 +101,17 @@ def _comes_back(points: Sequence[Point]) -> bool:
     return len(again) >= max(2, len(sizes) / 2) or len(sizes) == 1
 
 
-def _jumps_seldom(points: Sequence[Point], out: Sequence[Point]) -> bool:
-    if any(p.measure.key.kind not in REPORTED or p.measure.relative > JUMP for p in out):
+def _jumps_seldom(points: Sequence[Point], out: Sequence[Point], examples: Mapping[int, int]) -> bool:
+    largest: dict[Key, float] = defaultdict(float)
+    for m in (p.measure for p in points if p.measure.key.kind in REPORTED):
+        largest[m.key] = max(largest[m.key], abs(m.value or 0.0), abs(m.reference_value or 0.0))
+
+    def is_of_one(p: Point) -> bool:
+        """Return whether one example more or less makes that of an accuracy: it is at most 1, or 100 in percent."""
+        most = 10.0 ** math.ceil(math.log10(largest[p.measure.key]))
+        return p.measure.key.kind == "metric" and p.measure.error * (examples.get(p.step) or math.inf) < ALMOST * most
+
+    if not all(p.measure.key.kind in REPORTED and (p.measure.relative <= JUMP or is_of_one(p)) for p in out):
         return False
     names = {p.measure.key for p in out}
     return all(_count(out, name) <= SELDOM * _count(points, name) for name in names)
@@ -232,11 +259,6 @@ class Comparison:
         return bool(self.points) and not self.exceeding
 
     @property
-    def is_equivalent_but_for_kinks(self) -> bool:
-        """Return whether only units on the other side of their kink may differ."""
-        return self.is_equivalent or self.needs_confirmation
-
-    @property
     def differs_in_late_reports(self) -> bool:
         """Return whether reports alone differ, and one of them is made once in many steps, by an evaluation for example.
 
@@ -345,7 +367,7 @@ def compare(
     of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
     compared = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]
     points = _points(compared, lockstep=reference.follows or topology.follows)
-    kink, cancelled = kink_onset(points), cancelled_onset(points)
+    kink, cancelled = kink_onset(points, runs.examples), cancelled_onset(points)
     onset = kink if kink is not None else cancelled
     if onset is not None and confirmation:
         points = [replace(p, noise=max(p.noise, p.measure.confirmed)) if p.step >= onset else p for p in points]

@@ -14,7 +14,7 @@ counts is that of the computation, and the noise runs must be disturbed by that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -265,6 +265,12 @@ class Runs:
     def of_first(self) -> list[str]:
         """Return scalars that a step assigns and that have the value of the first replica."""
         return Facts.of(self.reference, self.topology).of_first
+
+    @cached_property
+    def examples(self) -> Mapping[int, int]:
+        """Return the number of examples of each step, 0 where they were not seen."""
+        steps = [(k, ours) for name in self.optimizers for k, (ours, _) in enumerate(self.pairs(name))]
+        return {k: sum(len(local.rows or ()) for local in step.values()) for k, step in steps}
 
     def batches(self, optimizer: str) -> tuple[int, int]:
         """Return how many batches a step applies together, in topology and reference; 1 and 1 if that varies."""

@@ -38,7 +38,7 @@ import numpy as np
 
 from emulate.told import Told, told
 from emulate.trace import Trace
-from emulate.verify.case import Case
+from emulate.verify.case import LATER, Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
@@ -126,6 +126,16 @@ class Judgement:
             fixes=(_IN_16_BITS,),
         )
         return replace(self, causes=(*others, *([rounded] if arithmetic else [])), notes=(*self.notes, _OF_16_BITS))
+
+    def in_16_bits(self, other: Judgement) -> Judgement:
+        """Return a copy with what another judgement, in 16 bits, says of steps that one of the runs skips there."""
+        later = [Told(text.code, f"in 16 bits, {text}") for text in other.not_compared if text.code == LATER]
+        return replace(self, causes=(*self.causes, *other.skipped), not_compared=(*self.not_compared, *later))
+
+    @property
+    def skipped(self) -> list[Finding]:
+        """Return the findings of steps that the optimizer of one run skips, as it is made for, if no other cause decides."""
+        return [] if _deciding(self.causes) else [cause for cause in self.causes if cause.code == "nan" and cause.advice]
 
     def fill(self, run: Run) -> Run:
         """Return the run with these fields; its own notes come first."""

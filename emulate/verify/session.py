@@ -274,7 +274,9 @@ class Session:
         if judgement.verdict == BY_DESIGN and IN_32_BITS in base.switches:
             judgement = replace(judgement, not_compared=(*judgement.not_compared, _NOT_IN_16_BITS))
             self._cases[run.topology] = lambda: self._case(as_it_is, AS_IT_STANDS)
-        if judgements[1:] and judgements[-1].verdict != "equivalent":
+        if judgements[1:] and judgements[-1].skipped:
+            judgement = judgement.in_16_bits(judgements[-1])
+        elif judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
         if self._lab.is_bounded:
             self._lab.is_bounded = False

@@ -27,9 +27,6 @@ from emulate.verify.compare import Point
 from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
 
-_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
-"""After these the arithmetic of later steps says nothing of its own."""
-
 
 def _search_unexplained(case: Case) -> Sign | None:
     left = case.left()
@@ -37,7 +34,7 @@ def _search_unexplained(case: Case) -> Sign | None:
         return Sign("The gradients depend on which replica has which examples, and no known cause explains it.", OF_GROUPS)
     if not left and not case.found:
         return _unexplained_examples(case)
-    if not left or any(case.has(code) for code in _DECIDED):
+    if not left or case.is_decided:
         return None
     first = left[0]
     # Experiments explain one step. A replay stands for the later ones, and may differ in them for reasons of its own, such as

@@ -146,7 +146,7 @@ def _from_rerun(case: Case) -> Sign | None:
     again = case.switch("no-clipping")
     if again is None or not again.points:
         return None
-    gone = again.is_equivalent_but_for_kinks or again.first_step("initial-weight", "gradient", "weight") is None
+    gone = again.is_equivalent or again.first_step("initial-weight", "gradient", "weight") is None
     rest = explain(again)
     is_open = not rest.fits or rest.unexplained or not all(case.are_counts(fit) for fit in rest.weighted)
     if not gone and (_has_tiny_factor(case) or is_open):
@@ -343,7 +343,7 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
         return None
     again = case.switch("no-clipping") if case.facts.clips else None
     evidence = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
-    if again is not None and again.is_equivalent_but_for_kinks:
+    if again is not None and again.is_equivalent:
         case.rebase(again, "no-clipping")
         evidence += "; with clipping switched off in both runs everything agrees"
     else:

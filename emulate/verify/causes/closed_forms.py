@@ -13,8 +13,9 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Sign, as_factor, names_in_words, numbers, steps_in_words
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import aligned, names_of, norm, objective, weight_of, weights_before
-from emulate.verify.lines import operations
+from emulate.verify.gradients import aligned, largest, names_of, norm, objective, weight_of, weights_before
+from emulate.verify.lines import between, operations
+from emulate.verify.noise import FACTOR
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
@@ -76,6 +77,8 @@ def of_a_factor(case: Case) -> Sign | None:
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     words = _in_turn(scales, lambda one: factor_in_words(case, one)[0])
+    views = case.base.taped_views(fits[0].optimizer, fits[0].step)
+    is_behind_tapes = views and all(largest(view.residual) <= FACTOR * view.noise for view in views)
     whose = f" of {names_in_words(sorted(scales))}" if len(scales) < len(case.base.runs.optimizers) else ""
     alike = _is_added_up(case, fits)
     evidence += ". Every replica takes its gradient from the same number, the loss of one device" if alike else ""
@@ -83,7 +86,10 @@ def of_a_factor(case: Case) -> Sign | None:
         f"Every gradient{whose} is {words}.",
         evidence,
         _OF_A_SUM if alike else fix_of_factor(case, scale),
-        blame=[operations("sum", "averages")] if scale < 1 else (),
+        blame=[
+            *([operations("sum", "averages")] if scale < 1 else []),
+            *([operations("given", "scale"), between("given")] if is_behind_tapes else []),
+        ],
     )
 
 

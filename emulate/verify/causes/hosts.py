@@ -119,7 +119,7 @@ def _numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | N
         The sign; None where the numbers agree.
     """
     comparison = case.compare_with_noise(case.topology, trace)
-    if comparison.is_equivalent_but_for_kinks or comparison.first is None:
+    if comparison.first is None:
         return None
     first = comparison.first
     what = "losses" if first.kind == "loss" else f"{first.kind}s"
@@ -309,8 +309,6 @@ FILE_ORDER = Cause(
 )
 
 
-_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
-"""After these the arithmetic says nothing of its own."""
 _OTHER_ROWS = {"unseeded-randomness", "batch-size", "samples-repeated", "samples-missing", "samples-reordered"}
 _OTHER_ROWS |= {"hash-order", "file-order", "unseeded-hosts", "identical-augmentation"}
 """These explain by themselves why rows are not those of one device."""
@@ -393,7 +391,7 @@ _FROM_ALL = "If the input pipeline uses them"
 
 def _of_the_step(case: Case) -> Sign | None:
     left = case.left()
-    if not left or any(case.has(code) for code in _DECIDED):
+    if not left or case.is_decided:
         return None
     apart = _places_apart(_held(case.untouched, "held"))
     if not apart:

@@ -13,7 +13,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
 from emulate.verify.compare import Comparison, Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import gradients_of, weight_of
+from emulate.verify.gradients import gradients_of, weight_of, weights_before
 from emulate.verify.lines import made, operations
 from emulate.verify.run_spec import BY_SHARE
 
@@ -31,7 +31,7 @@ def _search_batchnorm(case: Case) -> Sign | None:
     normalized = case.normalize_alike()
     if normalized is not None:
         switch, again = normalized
-        first, gone = case.base.exceeding[0], again.is_equivalent_but_for_kinks
+        first, gone = case.base.exceeding[0], again.is_equivalent
         case.rebase(again, switch)
         case.notes.append(told("normalized-alike")(f"gradients, weights and losses were compared {_ALIKE[switch]}"))
         how = _with_switch(first, again, _ALIKE[switch], gone)
@@ -73,7 +73,7 @@ def _search_cancelled(case: Case) -> Sign | None:
     if not case.base.exceeding or case.facts.batchnorm or not _cancels(case) or not _MADE.find(case.lines):
         return None
     first, again = case.base.exceeding[0], case.switch(CENTERED)
-    if again is None or not again.is_equivalent_but_for_kinks:
+    if again is None or not again.is_equivalent:
         return None
     case.rebase(again, CENTERED)
     return Sign(f"{_CANCELLED}.", _with_switch(first, again, _ALIKE[CENTERED], True), _CANCELLED)
@@ -118,11 +118,46 @@ def _search_nan(case: Case) -> Sign | None:
     lost = _first_lost(case)
     if lost is None:
         return None
+    if _is_skipped(case, lost.point):
+        return _of_skipped(case, lost)
     lost.cut(case)
     scales = any(about.get("loss_scale") for about in case.facts.optimizers.values())
     is_unseen = scales and lost.whose and 0 not in lost.whose
     why = " Keras's LossScaleOptimizer skips a step only if the first replica's gradients are not finite." if is_unseen else ""
     return Sign(lost.what[0].upper() + lost.what[1:] + why, lost.evidence, _OF_LOSS_SCALE if is_unseen else None)
+
+
+def _is_skipped(case: Case, point: Point) -> bool:
+    """Return whether an optimizer that scales its loss has left the weights as they were in the step of a lost gradient."""
+    key, runs = point.measure.key, case.base.runs
+    if key.kind != "gradient" or not case.facts.optimizers.get(key.optimizer, {}).get("loss_scale"):
+        return False
+    trace = runs.topology if _is_here(point) else runs.as_they_came.reference
+    after = weight_of(complete(trace, key.optimizer)[point.step], key.tensor)
+    before = weights_before(trace, key.optimizer, point.step, key.tensor)
+    return after is not None and before is not None and np.array_equal(after.read(), before.read())
+
+
+def _of_skipped(case: Case, lost: _Lost) -> Sign:
+    """Leave skipped steps out, and where each run has weights of its own all that comes later."""
+    step = lost.point.step
+    if case.base.runs.reference.follows:
+        case.explain(lambda point: point.measure.non_finite and _is_skipped(case, point))
+    else:
+        case.cut(step, "one of the runs skips this step")
+    where, other = ("here", "on one device") if _is_here(lost.point) else ("on one device", "here")
+    return Sign(
+        f"Some scaled gradients of step {step} overflow {where}, and not {other}. The LossScaleOptimizer skips the step and "
+        "halves its scale, as it is made for.",
+        f"{lost.evidence}; the weights stay as they were before the step",
+        _OF_SKIPPED,
+        advice=True,
+    )
+
+
+def _is_here(point: Point) -> bool:
+    """Return whether the topology has lost it, and not one device."""
+    return point.measure.value is not None and not math.isfinite(point.measure.value)
 
 
 @dataclass(frozen=True)
@@ -134,15 +169,11 @@ class _Lost:
     rows: list[int] | None
 
     @property
-    def is_here(self) -> bool:
-        """Return whether the topology has lost it, and not one device."""
-        value = self.point.measure.value
-        return value is not None and not math.isfinite(value)
-
-    @property
     def what(self) -> str:
         m = self.point.measure
-        value, on, other = (m.value, "", "on one device") if self.is_here else (m.reference_value, " on one device", "here")
+        value, on, other = (
+            (m.value, "", "on one device") if _is_here(self.point) else (m.reference_value, " on one device", "here")
+        )
         return f"{m.key.kind} {m.key.tensor} becomes {value}{on} in step {self.point.step}; {other} it stays finite."
 
     @property
@@ -186,6 +217,7 @@ def _whose_is_lost(case: Case, point: Point) -> tuple[list[int], list[int] | Non
 
 _REPORTED = ("loss", "metric")
 _OF_LOSS_SCALE = "With a LossScaleOptimizer"
+_OF_SKIPPED = "If a LossScaleOptimizer skips a step"
 _OF_EVALUATION = "In an evaluation"
 
 EMPTY_SHARD = Cause(

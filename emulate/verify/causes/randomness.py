@@ -37,7 +37,7 @@ def drifted(case: Case, again: Trace) -> str | None:
     if not case.lab.measure_noise(case.pair, 1) and computes_the_same(case.plain, again):
         return None  # without a noise run nothing says what threads make of gradients that cancel
     comparison = case.compare_with_noise(case.plain, again)
-    if comparison.is_equivalent_but_for_kinks or comparison.first is None:
+    if comparison.first is None:
         return None
     kinds = "losses" if comparison.first.kind == "loss" else f"{comparison.first.kind}s"
     return f"the {kinds} (first {comparison.first.tensor} in step {comparison.first.step})"

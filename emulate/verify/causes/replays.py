@@ -273,7 +273,10 @@ def _explaining(case: Case, step: int, kind: str = "") -> _Replay | None:
         return None
     by_tapes = "tape" in case.topology.optimizers
     sums = (*_SUMS * (not by_tapes), *_SUMS_AT_TAPES * (by_tapes or bool(case.facts.clipped_by)))
-    for switch, first in itertools.product(sums, _of_first_alone(case)):
+    # Where a call makes several updates, from the second on gradients may depend on an update that all replicas make together,
+    # and one after the other cannot: with one optimizer they do, another may train something else.
+    firsts = [True] if case.facts.repeated else [False, True][: len(case.topology.optimizers)]
+    for switch, first in itertools.product(sums, firsts):
         again = _apart(case, f"{switch}{kind}", step, first)
         if again is not None and explains_up_to(again, step, case.base):
             return _Replay(switch, first, again)
@@ -286,22 +289,18 @@ def _explains(case: Case, switch: str, step: int, first: bool) -> bool:
 
 def _rebase(case: Case, step: int, way: _Replay) -> str:
     again = way.comparison
-    if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
+    if not again.is_equivalent and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
         case.unreachable.append(_OTHER_REPORTS)
     if way.first:
         case.unreachable.append(_REPEATED.format(_first_out(case, step), step))
-    case.clips_the_sum = way.switch in _SUMS_AT_TAPES or _adds_up_itself(case, step)
+    views = [view for name in case.base.runs.optimizers if case.base.steps[name] > step for view in case.base.views(name, step)]
+    adds_up_itself = bool(views) and all(are_equal(view.locals) for view in views)
+    case.clips_the_sum = way.switch in _SUMS_AT_TAPES or adds_up_itself
     case.rebase(again)
     case.notes.append(NOTE)
     agreement = "has the same gradients" if way.first else _agreement(again, has_reports=again is way.comparison)
     return f"{REPLAY} {agreement}"
-
-
-def _adds_up_itself(case: Case, step: int) -> bool:
-    """Return whether all replicas give the optimizers the same gradients of a step: the program has summed them before."""
-    views = [view for name in case.base.runs.optimizers if case.base.steps[name] > step for view in case.base.views(name, step)]
-    return bool(views) and all(are_equal(view.locals) for view in views)
 
 
 _OTHER_REPORTS = told("replay-reports")("losses and metrics: the sequential replay reports them in a different way")
@@ -309,17 +308,6 @@ _REPEATED = told("first-update-only")(
     "everything except the gradients of {} up to step {}: a call of Strategy.run makes several updates, and a sequential "
     "replay can make only the first"
 )
-
-
-def _of_first_alone(case: Case) -> tuple[bool, ...]:
-    """Return whether to check only the first update of a call.
-
-    Where it makes several, from the second on gradients may depend on an update that all replicas make together, and one after
-    the other cannot: with one optimizer they do, another may train something else.
-    """
-    if case.facts.repeated:
-        return (True,)
-    return (False, True) if len(case.topology.optimizers) > 1 else (False,)
 
 
 def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None:
@@ -346,7 +334,7 @@ def _first_out(case: Case, step: int) -> str:
 
 
 def _agreement(again: Comparison, *, has_reports: bool) -> str:
-    if again.is_equivalent_but_for_kinks:
+    if again.is_equivalent:
         return "agrees in everything" if has_reports else "has the same gradients and weights"
     left = again.exceeding[0]
     return f"agrees up to there ({left.measure.key.tensor} differs from step {left.step} on)"

@@ -287,9 +287,11 @@ def _search_disagree(case: Case) -> Sign | None:
     apart = case.agreement.first
     if apart is None or any(case.has(code) for code in ("missing-all-reduce", "replicas-missing", "initial-weights")):
         return None
-    # What the step itself assigns may be in its loss: that of a layer that sets its weights by the first examples.
+    # What the step itself assigns may be in its loss: that of a layer that sets its weights by the first examples, or of a step
+    # that takes a second gradient at other weights (SAM). No replay of such a gradient says anything of the examples.
     is_own = any(record.get("name") == apart.tensor for record in case.lines.of("assigned"))
-    case.cut(apart.step, "the replicas' weights differ", at=("gradient",) if is_own else ("gradient", "loss"))
+    follows = ("loss", *["gradient"] * (case.find_first_unexplained() == apart.step)) if is_own else ()
+    case.cut(apart.step, "the replicas' weights differ", at=[kind for kind in ("gradient", "loss") if kind not in follows])
     # A step that ends with the data is counted by some replicas' optimizers, and those of others come too late.
     by_factor = _by_what_factor(case.untouched, apart)
     ends = [report.made for report in case.untouched.reports if report.name.startswith("epoch/") and report.made]

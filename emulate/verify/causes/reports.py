@@ -21,18 +21,13 @@ from emulate.verify.noise import Key
 
 def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
     """Return reports of one name and kind that differ in steps with equal gradients and weights."""
-    trained = [
-        p.step for p in case.base.exceeding if p.measure.key.kind in ("gradient", "weight") and not _scaled_only(case, p)
-    ]
-    clean = min(trained, default=None)
+    # Where one factor explains the gradients of a step, its loss stays comparable.
+    fits = case.explain_gradients().scaled
+    scaled = {("gradient", fit.optimizer, fit.step) for fit in fits if not fit.shares and not fit.decay}
+    trained = {(p.measure.key.kind, p.measure.key.optimizer, p.step) for p in case.base.exceeding} - scaled
+    clean = min((step for kind, _, step in trained if kind in ("gradient", "weight")), default=None)
     points = [p for p in case.left() if is_of_kind(p) and (clean is None or p.step < clean)]
     return [p for p in points if p.measure.key == points[0].measure.key]
-
-
-def _scaled_only(case: Case, point: Point) -> bool:
-    """Return whether one factor explains the gradient, so that the loss of that step stays comparable."""
-    steps = {(fit.optimizer, fit.step) for fit in case.explain_gradients().scaled if not fit.shares and not fit.decay}
-    return point.measure.key.kind == "gradient" and (point.measure.key.optimizer, point.step) in steps
 
 
 def _search_loss(case: Case) -> Sign | None:

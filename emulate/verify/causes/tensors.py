@@ -53,8 +53,15 @@ _CLOSE = 1e-4
 
 def _search_split(case: Case) -> Sign | None:
     for alone, ours in _steps(case):
-        static = _static_inputs(_arrays(alone))
-        if split := _split(static, ours):
+        arrays = _arrays(alone)
+        static, lengths = _same(arrays), _lengths(arrays)
+        # Labels are as long as the batch, and may be constant, too.
+        split = [item for item in _split(static, ours) if lengths and len(static[item[0]]) not in lengths]
+        # Several rows for each example may be what each example needs: then gradients differ for another reason, or do not.
+        each = [item for item in split if any(len(static[item[0]]) % length == 0 for length in lengths)]
+        if each and case.find_first_unexplained() is None:
+            split = [item for item in split if item not in each]
+        if split:
             case.cut(0, "each replica has another part of a tensor that must be the same on all")
             return _sign_of_split(static, split)
     return None
@@ -101,30 +108,23 @@ def _arrays(steps: list[Step]) -> dict[int, list[_Values]]:
     return {at: of_steps for at, of_steps in recorded.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
 
 
-def _static_inputs(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
-    """Return arguments that no step changes, with other lengths than those that change: labels may be constant, too.
-
-    Where all rows are equal, a replica that has some of them has all that they say.
-    """
+def _lengths(arrays: Mapping[int, list[_Values]]) -> set[int]:
+    """Return the lengths of the arguments that change."""
     same = _same(arrays)
-    batch = {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
-    return {at: array for at, array in same.items() if batch and len(array) not in batch and (array != array[:1]).any()}
+    return {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
 
 
 def _same(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
+    """Return the arguments that no step changes."""
     return {at: of_steps[0] for at, of_steps in arrays.items() if all(np.array_equal(of_steps[0], array) for array in of_steps)}
 
 
 def _static_of_batch(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
     """Return constant arguments as long as the batch, or with a column for each example, but no labels."""
-    same = _same(arrays)
-    batch = {len(array) for at, of_steps in arrays.items() if at not in same for array in of_steps}
-    return {at: array for at, array in same.items() if _relates_rows(array) or (len(array) in batch and _is_table(array))}
-
-
-def _is_table(array: _Values) -> bool:
-    """Return whether it has distinct rows of numbers."""
-    return array.ndim > 1 and array.dtype.kind == "f" and len(set(row_names([{"dense": array}]))) == len(array)
+    lengths, same = _lengths(arrays), _same(arrays)
+    of_batch = {at: array for at, array in same.items() if len(array) in lengths and array.ndim > 1 and array.dtype.kind == "f"}
+    tables = {at: array for at, array in of_batch.items() if len(set(row_names([{"dense": array}]))) == len(array)}
+    return {at: array for at, array in same.items() if at in tables or _relates_rows(array)}
 
 
 def _relates_rows(array: _Values) -> bool:
@@ -147,10 +147,16 @@ def _whole(step: Step, at: int) -> _Values | None:
 
 
 def _shares(tensor: _Values, at: int, steps: list[StepOfAll]) -> list[int]:
-    """Return how many rows of a static tensor each replica has; empty unless together they are the tensor."""
+    """Return how many rows of a static tensor each replica has; empty unless together they are the tensor.
+
+    Where a tensor repeats the part of a replica, that part has all that it says: rows that are all equal, or positions that
+    begin again with each example.
+    """
     parts = [_whole(local, at) for _, local in sorted(steps[0].items())]
     matching = [part for part in parts if part is not None and part.shape[1:] == tensor.shape[1:]]
     if len(matching) < len(parts) or not np.array_equal(np.concatenate(matching), tensor):
+        return []
+    if all(np.array_equal(np.resize(part, tensor.shape), tensor) for part in matching):
         return []
     return [len(part) for part in matching]
 

@@ -169,6 +169,21 @@ def test_a_function_compiled_by_xla_is_seen_and_said(run: Any) -> None:
     assert any("without XLA" in note for note in result.notes)
 
 
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_function_for_xla_is_said_only_where_it_runs(run: Any, is_called: bool) -> None:
+    def program() -> None:
+        import tensorflow as tf
+
+        doubled = tf.function(lambda x: 2 * x, jit_compile=True)  # as packages make them when they are imported
+        if is_called:
+            doubled(tf.ones(2))
+        custom_loop()
+
+    result = run(program, "1x2")
+    assert result.xla == is_called
+    assert any("without XLA" in note for note in result.notes) == is_called
+
+
 def test_sparse_gradients_keep_their_rows_once_each(recorded: Any) -> None:
     def embedding() -> None:
         import keras

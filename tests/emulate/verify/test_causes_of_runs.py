@@ -197,11 +197,20 @@ def test_copies_of_a_table_that_sums_of_its_rows_round_differently_do_not_disagr
     assert any("The replicas' copies of w differ by rounding" in note for note in found.notes) == (not expected)
 
 
-@pytest.mark.parametrize(("assigned", "also"), [("w", []), ("other", ["loss-report"])], ids=["in the loss", "elsewhere"])
-def test_a_loss_of_weights_that_the_step_itself_assigns_is_their_consequence(
-    folder: Folder, assigned: str, also: list[str]
+@pytest.mark.parametrize(
+    ("assigned", "factor", "also"),
+    [
+        pytest.param("w", 1.0, [], id="in the loss"),
+        pytest.param("w", None, [], id="in the gradients too"),
+        pytest.param("w", 4.0, ["loss-scaling"], id="beside a factor"),
+        pytest.param("other", 1.0, ["loss-report"], id="elsewhere"),
+        pytest.param("other", 4.0, ["loss-scaling", "loss-report"], id="elsewhere, beside a factor"),
+    ],
+)
+def test_what_follows_from_weights_that_the_step_itself_assigns_is_no_second_cause(
+    folder: Folder, assigned: str, factor: float | None, also: list[str]
 ) -> None:
-    """A layer that sets its weights by the first examples has them in the loss of the same step."""
+    """A layer that sets its weights by the first examples has them in the loss of the same step, SAM in its gradient."""
     record = {
         "file": "train.py",
         "line": 9,
@@ -214,7 +223,8 @@ def test_a_loss_of_weights_that_the_step_itself_assigns_is_their_consequence(
     def topology(made: Made, k: int) -> None:
         for r in range(4):
             rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
-            made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k) + r}, replica=r, rows=rows, objective=0.25)
+            local = LOCALS[k, r] ** 3 if factor is None else LOCALS[k, r] * np.float32(factor)
+            made.step(k, {"w": local}, {"w": weights_after(k) + r}, replica=r, rows=rows, objective=0.25)
         made.report("loss", "train/reduce", k, 0.7)
 
     def reference(made: Made, k: int) -> None:

@@ -17,9 +17,10 @@ from emulate.verify.arithmetic import explain
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.compared_runs import Rounding, computed_in, unit_of
 from emulate.verify.gradients import aligned
+from emulate.verify.judge import judge
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
 from emulate.verify.recorded import CONFIRMING_RUNS, RunPair
-from tests.emulate.verify.cases import FakeLab, Rerun, case_of
+from tests.emulate.verify.cases import FakeLab, Folder, Rerun, case_of, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Adam, Array, Problem, Sgd, train
 
@@ -401,3 +402,32 @@ def test_a_factor_that_comes_after_a_unit_on_the_other_side_of_its_kink_is_found
     assert found.first is not None
     assert (found.first.step, lab.confirmed) == (5, [1])
     assert [(fit.step, round(fit.scale, 3)) for fit in explain(found).fits] == [(5, 4.0), (6, 4.0), (7, 4.0)]
+
+
+@pytest.mark.parametrize("is_shown", [True, False], ids=["as runs of one device show", "alone"])
+@pytest.mark.parametrize("what", ["gradient", "accuracy", "percent"])
+def test_what_one_of_a_few_examples_makes_on_the_other_side_of_a_threshold_is_a_kink_where_other_runs_show_it(
+    folder: Folder, what: str, is_shown: bool
+) -> None:
+    """Of 8 examples one is an eighth of an accuracy, and about a third of the length of a gradient."""
+    gradients = np.random.default_rng(0).normal(size=(20, 8, 128)).astype("f4") / 8
+    percent = 100.0 if what == "percent" else 1.0
+
+    def run(replicas: int, fallen: bool) -> Trace:
+        def parts(k: int) -> Array:
+            kept = gradients[k].copy()
+            kept[3] *= not (fallen and k == 7 and what == "gradient")
+            return kept.reshape(replicas, -1, 128).sum(axis=1)
+
+        def step(made: Made, k: int) -> None:
+            after = np.ones(128, "f4") - sum(parts(j).sum(axis=0) for j in range(k + 1))
+            for r, gradient in enumerate(parts(k)):
+                rows = [f"{k}-{i}" for i in range(8)][8 // replicas * r : 8 // replicas * (r + 1)]
+                made.step(k, {"w": gradient}, {"w": after}, replica=r, rows=rows, objective=1 / replicas)
+            jumps = fallen and k == 7 and what != "gradient"
+            made.report("metric", "hits", k, percent * (0.25 + (k % 4 + jumps) / 8))
+
+        return loop(folder.made(f"1x{replicas}"), step, steps=20)
+
+    case = case_of(run(1, False), run(4, True), [run(1, False)], confirm=lambda: [run(1, is_shown)])
+    assert judge(case).verdict == ("equivalent" if is_shown else "divergent")

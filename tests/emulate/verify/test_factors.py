@@ -70,3 +70,27 @@ def test_an_update_by_hand_from_equal_gradients_is_a_sum_where_its_rows_are_equa
 
     found = judge(case_of(loop(folder.made("1x1"), step, 4), loop(folder.made("1x4"), step, 4)))
     assert (found.verdict, codes(found)) == ("divergent" if causes else "equivalent", causes)
+
+
+@pytest.mark.parametrize(("is_behind", "stage", "line"), [(True, "given", 9), (False, "loss", 5)])
+def test_a_factor_of_gradients_that_are_right_at_the_tape_is_blamed_on_what_is_made_of_them(
+    folder: Folder, is_behind: bool, stage: str, line: int
+) -> None:
+    def entry(number: int, role: str) -> dict[str, object]:
+        return {"file": "train.py", "line": number, "text": "", "operations": {"Mul": 1}, "roles": {role: 0}, "near": 0}
+
+    def trained(replicas: int) -> Trace:
+        def step(made: Made, k: int) -> None:
+            for r, local in enumerate(DRAWN[0, k].reshape(replicas, 4 // replicas, -1).sum(axis=1)):
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                wrong, weights = local / np.float32(replicas), {"w": np.full(128, k, "f4")}
+                taped = {"w": 1024 * (local if is_behind else wrong)}
+                made.step(k, {"w": wrong}, weights, replica=r, rows=rows, objective=1 / replicas, taped=taped)
+
+        made = folder.made(f"1x{replicas}")
+        stages = {"gradient": [], "loss": [entry(5, "scale")], "given": [entry(9, "scale")]}
+        made.event({"event": "lines", "function": "step", "stages": stages})
+        return loop(made, step)
+
+    (cause,) = judge(case_of(trained(1), trained(4))).causes
+    assert (cause.code, cause.stage, [location.line for location in cause.locations]) == ("loss-scaling", stage, [line])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emulate.verify.judge import judge
-from tests.emulate.verify.cases import Folder, case_of, loop
+from tests.emulate.verify.cases import Folder, case_of, codes, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Problem
 
@@ -66,6 +66,45 @@ def test_an_argument_with_several_numbers_for_each_example_may_be_split_where_al
     positions = np.tile(np.arange(4.0), 8)  # the same in each step, which reshapes it to a row for each example
     found = judged(folder, [positions[:16], positions[16:]], table=positions)
     assert (found.verdict, found.causes, found.not_compared) == ("equivalent", (), ())
+
+
+OFTEN = np.tile(np.arange(4.0), 8)
+"""Four numbers for each example, the same four."""
+SELDOM = np.random.default_rng(0).normal(size=32)
+"""Four numbers for each example, others for each."""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "factor", "wrong"),
+    [
+        pytest.param(OFTEN, 4.0, ["loss-scaling"], id="positions, and a loss that is too large"),
+        pytest.param(SELDOM, 4.0, ["loss-scaling"], id="other numbers, and a loss that is too large"),
+        pytest.param(OFTEN, None, ["unexplained"], id="positions, and what nothing explains"),
+        pytest.param(SELDOM, None, ["static-tensor-split"], id="a table, which explains what nothing else does"),
+        pytest.param(SELDOM, 1.0, ["update-scaling"], id="other numbers, and an update that is too large"),
+    ],
+)
+def test_several_numbers_for_each_example_are_a_split_tensor_only_where_gradients_need_all_of_them(
+    folder: Folder, numbers: Any, factor: float | None, wrong: list[str]
+) -> None:
+    gradients = np.random.default_rng(1).normal(size=(3, 4, 128)).astype("f4")
+
+    def trained(replicas: int) -> Any:
+        def step(made: Made, k: int) -> None:
+            local = gradients[k].reshape(replicas, -1, 128).sum(axis=1)
+            if replicas > 1:
+                local = local * np.float32(factor) if factor is not None else local**2
+            rate = 0.2 if replicas > 1 and factor == 1 else 0.1
+            for replica, gradient in enumerate(local):
+                own = slice(8 // replicas * replica, 8 // replicas * (replica + 1))
+                rows, batch = [f"{k}-{i}" for i in range(8)][own], np.arange(8.0 * k, 8.0 * k + 8)[own]
+                inputs = [batch, numbers.reshape(8, 4)[own].reshape(-1)]
+                weights = {"w": np.full(128, 1 - rate * (k + 1), "f4")}
+                made.step(k, {"w": gradient}, weights, replica=replica, rows=rows, inputs=inputs, objective=1 / replicas)
+
+        return loop(folder.made(f"1x{replicas}"), step)
+
+    assert codes(judge(case_of(trained(1), trained(4)))) == wrong
 
 
 def test_a_program_whose_only_batch_is_all_of_its_data_has_no_static_tensor(folder: Folder) -> None:
