@@ -17,7 +17,7 @@ from emulate.evaluate.parts import State
 from emulate.evaluate.step_function import Fetched, Key, StepFunction, Values, rows_of
 from emulate.imports import tf
 from emulate.interventions import Interventions, Pairs, permutation, splits_of
-from emulate.recorder import HostTrace, ProbePlan, Record
+from emulate.recorder import HostTrace, ProbePlan, Record, Replay
 from emulate.trace import Array, Step, Trace, TraceWriter, Variable, joined
 
 _SAME = 1e-3
@@ -81,7 +81,7 @@ class _Evaluation:
                 if record.kind == "step" and not record.about["replica"]:
                     self._follow_weights(function, record.about["optimizer"])
         recording.close("steps")
-        _write_reports(self._source, writer, Trace(self._plan.trace))
+        _write_reports(self._source, writer, Trace(self._plan.trace), self._plan.replay)
         writer.close()
 
     def _begin(self, function: StepFunction) -> None:
@@ -258,20 +258,21 @@ def _made(record: Fetched, rows: Mapping[Key, Array], values: Values, about: dic
     return Record(record.kind, about, [(key, np.asarray(known[key])) for key in record.tensors])
 
 
-def _write_reports(source: Trace, writer: TraceWriter, result: Trace) -> None:
+def _write_reports(source: Trace, writer: TraceWriter, result: Trace, replay: Replay | None) -> None:
     """Write the numbers that the program would report, as far as they are what its steps return.
 
     Args:
         source: The run whose program has reported numbers.
         writer: Of the evaluated run.
         result: The evaluated run's trace, with what its steps return.
+        replay: The other run's examples.
     """
     own, evaluated = ([event["values"] for _, event in trace.of("result")] for trace in (source, result))
     returned = -1
     by_name: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
     for _, event in source.events:
         returned += event["event"] == "result"
-        if event["event"] == "report":
+        if event["event"] == "report" and not (replay is not None and replay.has_no_log(event["name"])):
             by_name.setdefault((event["kind"], event["name"]), []).append((returned, event))
     for events in by_name.values():
         pairs = [(own[call] if call >= 0 else (), event["value"]) for call, event in events]

@@ -25,6 +25,9 @@ def install(recorder: Recorder) -> None:
         try:
             with recorder.functions.unchanged():
                 return original(function, *args, **kwargs)
+        except Exception:
+            recorder.initial.missed()
+            raise
         finally:
             recorder.initial.born()
             recorder.functions.born()

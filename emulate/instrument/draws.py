@@ -252,13 +252,25 @@ def _bits(recorder: Recorder, body: Body, template: Any, shape: Any, place: int,
         return tf.reshape(by_place(), shape)
     keys, place_of_rows = body.row_keys.at(place)
     number = tf.shape(keys)[0]
+    parts = shape[0] // tf.maximum(number, 1) if _is_of_parts(template) else 1
 
     def by_row() -> Any:
-        columns = tf.cast(tf.range(size // tf.maximum(number, 1)), tf.uint32)
-        return tf.reshape(mixed(mixed(keys + _salt(recorder, place_of_rows))[:, None] + mixed(columns)[None, :]), [-1])
+        columns = tf.cast(tf.range(size // tf.maximum(number * parts, 1)), tf.uint32)
+        part = tf.cast(tf.repeat(tf.range(parts), number), tf.uint32)  # the first part has the bits of a draw without parts
+        of_rows = mixed(tf.tile(keys, [parts]) + part * 0x9E3779B1 + _salt(recorder, place_of_rows))
+        return tf.reshape(mixed(of_rows[:, None] + mixed(columns)[None, :]), [-1])
 
-    matches = tf.logical_and(tf.equal(shape[0], number), tf.greater(number, 0))
+    matches = tf.logical_and(tf.equal(shape[0], number * parts), tf.greater(number, 0))
     return tf.reshape(tf.cond(matches, by_row, by_place), shape)
+
+
+def _is_of_parts(template: Any) -> bool:
+    """Return whether a draw may be for parts that its graph has joined one after the other: fake and real, or two views."""
+    if isinstance(template, tf.__internal__.EagerTensor):
+        return False
+    length = template.shape[0] if template.shape.rank else None
+    joins = [op for op in template.graph.get_operations() if op.type == "ConcatV2" and tf.get_static_value(op.inputs[-1]) == 0]
+    return any(op.outputs[0].shape.rank and op.outputs[0].shape[0] == length for op in joins)
 
 
 def _salt(recorder: Recorder, place: Any) -> Any:

@@ -233,6 +233,8 @@ def _report_so_far(recorder: Recorder, model: Any, logs: Mapping[str, Any], step
 
 
 def _report_log(recorder: Recorder, name: str, value: Any) -> None:
+    if recorder.plan.replay is not None and recorder.plan.replay.has_no_log(name):
+        return
     if isinstance(value, numbers.Real):
         value = tf.constant(float(value), tf.float64)
     report_tensor(recorder, value, _kind(name), name)

@@ -44,6 +44,7 @@ class InitialWeights:
         self._started: set[tuple[str, int]] = set()
         self._begun: set[tuple[str, int]] = set()
         self._unborn: list[Started] = []
+        self._is_missed = False
         self._held: dict[int, list[tuple[weakref.ref[Any], weakref.ref[Any]]]] = {}
 
     def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
@@ -70,7 +71,7 @@ class InitialWeights:
     @property
     def has_unseen(self) -> bool:
         """Return whether variables got their first values in another way, unseen."""
-        return bool(self._unborn)
+        return self._is_missed or bool(self._unborn)
 
     def now(self) -> Iterator[Record]:
         """Yield the values of each replica's trained variables, as far as the program still holds them."""
@@ -89,6 +90,11 @@ class InitialWeights:
         """Record the first values of variables that have them now."""
         with tf.init_scope(), graph_functions.device("CPU:0"):
             self._unborn = [started for started in self._unborn if not self._record(started)]
+
+    def missed(self) -> None:
+        """Give up variables whose values TensorFlow makes inside the function's first call, where a step changes them too."""
+        self._is_missed |= bool(self._unborn)
+        self._unborn = []
 
     def _record(self, started: Started) -> bool:
         """Hand the values over; False where there are none yet."""

@@ -68,6 +68,10 @@ class Replay:
         """Return whether nothing but the rows differs: what the program is told and does besides stays as it is."""
         return self.of_all_rows == Replay(self.trace)
 
+    def has_no_log(self, name: str) -> bool:
+        """Return whether a report is what Keras logs of a batch, while the shares' results are added up: a mean is not."""
+        return self.summed and name.startswith("batch/")
+
     @property
     def of_all_rows(self) -> Replay:
         """Return the replay whose functions do the steps of this one on other rows."""

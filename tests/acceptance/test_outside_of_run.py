@@ -46,6 +46,40 @@ def test_an_update_outside_of_the_run_is_compared_from_the_first_step_to_the_las
     assert ([] if first is None else [(first.kind, first.step)]) == [(kind, 0) for kind in expected]
 
 
+MADE_IN_THE_STEP = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+rows = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(12))
+with strategy.scope():
+    model, optimizer = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]), keras.optimizers.Adam(0.01)
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((model(x) - y) ** 2) / 12
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+@tf.function
+def train(x, y):
+    return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+@tf.function
+def evaluate(x, y):
+    return strategy.reduce("SUM", strategy.run(lambda x, y: tf.reduce_sum((model(x) - y) ** 2), args=(x, y)), axis=None)
+for _ in range(2):
+    for x, y in rows:
+        train(x, y)
+    for x, y in rows:
+        evaluate(x, y)
+"""
+
+
+def test_weights_made_inside_the_first_step_are_not_taken_from_a_later_one(preload: Preload, tmp_path: Path) -> None:
+    program = tmp_path / "made.py"
+    program.write_text(MADE_IN_THE_STEP)
+    verdict = emulate.verify(program, "1x2", preload=preload)
+    assert (verdict.runs[0].verdict, verdict.runs[0].causes) == ("equivalent", ()), render(verdict)
+    assert any("first values were not seen" in note for note in verdict.runs[0].notes)
+
+
 RESTORED = """
 import keras, numpy as np, tensorflow as tf
 keras.utils.set_random_seed(3)
@@ -93,6 +127,25 @@ def test_a_restored_model_starts_as_near_as_rounding_lets_the_first_one_end(
     program.write_text(RESTORED.format(then=then))
     verdict = emulate.verify(program, "1x2", preload=preload)
     assert [cause.code for cause in verdict.runs[0].causes] == expected, render(verdict)
+
+
+TWO_LOSSES = """
+import keras, numpy as np, tensorflow as tf
+x = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+with tf.distribute.MirroredStrategy().scope():
+    given = keras.Input((6,))
+    model = keras.Model(given, {name: keras.layers.Dense(1, name=name)(given) for name in "ab"})
+    model.compile("adam", {"a": "mse", "b": lambda y_true, y_pred: tf.reduce_mean((y_true - y_pred) ** 2)})
+model.fit(x, {"a": x[:, :1], "b": x[:, 1:2]}, batch_size=12, epochs=2, shuffle=False)
+"""
+
+
+def test_logs_are_not_compared_with_the_sum_of_those_of_the_shares(preload: Preload, tmp_path: Path) -> None:
+    program = tmp_path / "losses.py"
+    program.write_text(TWO_LOSSES)
+    verdict = emulate.verify(program, "1x2", preload=preload)
+    assert [cause.code for cause in verdict.runs[0].causes] == ["loss-scaling"], render(verdict)
+    assert any(text.startswith("batch/loss") for text in verdict.runs[0].not_compared)
 
 
 FIT = """

@@ -430,3 +430,38 @@ def test_a_part_with_a_count_of_its_own_is_found_beside_one_with_the_count_of_al
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
     assert (run.verdict, codes(run)) == ("divergent", ["local-normalization"])
     assert "the sum (Sum" in run.causes[0].evidence
+
+
+PARTS = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+rows = tf.data.Dataset.from_tensor_slices(x).batch(12, drop_remainder={known})
+with strategy.scope():
+    layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model, optimizer = keras.Sequential([keras.Input((6,)), *layers]), keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+def step(real):
+    both = tf.concat([tf.random.normal(tf.shape(real)), real], 0)
+    labels = tf.concat([tf.ones((tf.shape(real)[0], 1)), tf.zeros((tf.shape(real)[0], 1))], 0)
+    labels += 0.5 * tf.random.uniform(tf.shape(labels))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((model(both, training=True) - labels) ** 2) / 24
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+@tf.function
+def train(rows):
+    return strategy.reduce("SUM", strategy.run(step, args=(next(rows),)), axis=None)
+rows = iter(strategy.experimental_distribute_dataset(rows))
+for _ in range(4):
+    train(rows)
+"""
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_each_part_of_a_joined_batch_has_draws_of_its_own_examples(preload: Preload, tmp_path: Path, known: bool) -> None:
+    program = tmp_path / "parts.py"
+    program.write_text(PARTS.format(known=known))
+    verdict = emulate.verify(program, "1x2", preload=preload)
+    assert verdict.runs[0].verdict in ("equivalent", "by-design"), render(verdict)
+    assert {cause.code for cause in verdict.runs[0].causes} <= {"identical-dropout"}

@@ -194,6 +194,10 @@ LIMITS = (
         (r"Value for attr 'T' of string is not in the list of allowed values", r"AddN", r"\.fit\(|_symbolic_build"),
         "Keras 3's fit cannot build its metrics if the model takes strings",
     ),
+    Limit(
+        (r"Unable to automatically build the model", r"does not have a `call\(\)` method implemented"),
+        "Under a strategy Keras 3's fit first calls a model that is not built, and this one has no call()",
+    ),
     Limit((r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"), _EMPTY_CONVOLUTION),
     Limit((r"Must provide as many biases as the last dimension .*\[\d+\] vs\. \[0(,\d+)+\]",), _EMPTY_CONVOLUTION),
     Limit((r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",), _EMPTY_CONVOLUTION),

@@ -47,10 +47,13 @@ def _search_loss(case: Case) -> Sign | None:
     if progress is not None:
         case.explain_aside(lambda point: point.measure.key.kind == "loss")
         return Sign(f"The loss {name} {progress[0]}", evidence, progress[1], advice=True)
-    fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
+    is_of_keras = name.startswith(("batch/", "epoch"))
+    is_scaled = name.startswith("metric/") and _by_replicas(case, [p.factor for p in wrong]) is not None
+    fix = _OF_MEANS if what == _OF_REPLICAS else _OF_A_METRIC if is_scaled else None
+    fix = _of_logs(case) if is_of_keras else fix
     evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.kind == "loss")
-    blame = [updates_of(name.rpartition("/")[2])] if name.startswith(("batch/", "epoch")) else ()
+    blame = [updates_of(name.rpartition("/")[2])] if is_of_keras or is_scaled else ()
     is_of_step = wrong[0].step == wrong[0].measure.step  # an epoch or an evaluation has that of many examples
     right = "the loss that is minimized" if is_of_step else "the loss of one device on the same examples"
     return Sign(f"The reported loss ({name}) is not {right}: {what}.", evidence, fix, blame=blame)
@@ -152,6 +155,7 @@ def _place(point: Point) -> str:
 
 _PROGRESS = "Only the progress within an epoch differs"
 _OF_MEANS = "If it is a mean of the replicas"
+_OF_A_METRIC = "If a metric takes the loss"
 _OF_A_TRAIN_STEP = "In your own train_step"
 _OF_FIT = "With Keras's own train_step"
 _OF_CENTRAL_STORAGE = "Under CentralStorageStrategy"

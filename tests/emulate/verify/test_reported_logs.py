@@ -79,3 +79,21 @@ def test_a_mean_of_means_is_named_with_its_line_and_is_not_cured_by_a_mean(folde
     assert (found.verdict, codes(found)) == ("divergent", ["loss-report"])
     assert found.causes[0].fix.startswith(cure)
     assert found.causes[0].evidence.endswith(f"reduced at {names_in_words(['train.py:7'])}")
+
+
+@pytest.mark.parametrize(
+    ("logged", "cure"), [(0.1, "Every replica updates a `keras.metrics.Mean` once"), (0.17, "Use the reduction")]
+)
+def test_the_fix_of_a_metric_that_takes_a_part_of_the_mean_speaks_of_the_metric(
+    folder: Folder, logged: float, cure: str
+) -> None:
+    def run(made: Made, step: Any, value: float) -> Any:
+        def report(made: Made, k: int) -> None:
+            step(made, k)
+            made.report("loss", "metric/train_loss", k, value)
+
+        return loop(made, report)
+
+    found = judge(case_of(run(folder.made(), right_reference, 0.4), run(folder.made("1x4"), right_topology, logged)))
+    assert (found.verdict, codes(found)) == ("divergent", ["loss-report"])
+    assert found.causes[0].fix.startswith(cure)
