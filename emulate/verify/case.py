@@ -406,6 +406,11 @@ class Case:
         first = self.base.first_step("gradient")
         return first if any(step == first for _, step in self.explain_gradients().unexplained) else None
 
+    def losses_agree(self, steps: Collection[int]) -> bool:
+        """Return whether the replicas' losses, of which gradients are taken, add up to that of one device in these steps."""
+        losses = [point for point in self.base.objectives if point.step in steps]
+        return bool(losses) and not any(point.exceeds for point in losses)
+
     def are_counts(self, fit: Fit) -> bool:
         """Return whether the replicas' weights in a fit are parts of one count, within this program's rounding."""
         return fit.are_counts(in_16_bits=bool(self.facts.casts))
@@ -439,7 +444,7 @@ class Case:
 
     def _find_joins(self, kept: Sequence[str]) -> Joins | None:
         explanation, first = self.explain_gradients(), self.base.first_step("gradient")
-        if first is None or self.num_replicas < 2 or self._gives_other_gradients(kept):
+        if first is None or self.num_replicas < 2 or self.clips_out_of_sight:
             return None
         counted = {fit.optimizer for fit in explanation.weighted if fit.step == first and self.are_counts(fit)}
         weighted = ((fit.optimizer, fit.step) for fit in explanation.weighted)
@@ -454,9 +459,10 @@ class Case:
                     return own
         return None
 
-    def _gives_other_gradients(self, kept: Sequence[str]) -> bool:
+    @property
+    def clips_out_of_sight(self) -> bool:
         """Return whether the program clips what its tapes give by itself, and only what it makes of that is known."""
-        clips = bool(self.facts.clipped_by) and "no-clipping" not in kept
+        clips = bool(self.facts.clipped_by) and not self.without("no-clipping")
         steps = (step for name in self.topology.optimizers for step in complete(self.topology, name)[:1])
         return clips and not any(local.taped for step in steps for local in step.values())
 

@@ -40,8 +40,6 @@ FADES = 0.1
 """Fraction of the largest difference from which a later step counts as its return."""
 JUMP = 0.05
 """Largest relative jump of a metric that single examples may explain, however many there are."""
-ALMOST = 1.001
-"""Tolerance of a number that is rounded."""
 SELDOM = 0.25
 """Largest fraction of a metric's values that may jump."""
 CLEAR = 1e3
@@ -102,14 +100,11 @@ def _comes_back(points: Sequence[Point]) -> bool:
 
 
 def _jumps_seldom(points: Sequence[Point], out: Sequence[Point], examples: Mapping[int, int]) -> bool:
-    largest: dict[Key, float] = defaultdict(float)
-    for m in (p.measure for p in points if p.measure.key.kind in REPORTED):
-        largest[m.key] = max(largest[m.key], abs(m.value or 0.0), abs(m.reference_value or 0.0))
-
     def is_of_one(p: Point) -> bool:
         """Return whether one example more or less makes that of an accuracy: it is at most 1, or 100 in percent."""
-        most = 10.0 ** math.ceil(math.log10(largest[p.measure.key]))
-        return p.measure.key.kind == "metric" and p.measure.error * (examples.get(p.step) or math.inf) < ALMOST * most
+        m = p.measure
+        most = 1.0 if max(abs(m.value or 0.0), abs(m.reference_value or 0.0)) <= 1 else 100.0
+        return m.key.kind == "metric" and round(m.error / most * (examples.get(p.step) or math.inf), 3) <= 1
 
     if not all(p.measure.key.kind in REPORTED and (p.measure.relative <= JUMP or is_of_one(p)) for p in out):
         return False

@@ -42,7 +42,9 @@ def _from_numbers(case: Case) -> Sign | None:
         limits = case.facts.clipping(optimizer)
         if not limits or case.base.steps[optimizer] <= apart:
             continue
-        gaps = [_gap(*_clipped(case, optimizer, k, limits)) for k in range(apart + 1)]
+        gaps = []  # the relative L2 differences between clipping each replica's gradient and clipping the sum
+        for together, after in (_clipped(case, optimizer, k, limits) for k in range(apart + 1)):
+            gaps.append(sum(norm(together[n] - after[n]) ** 2 for n in after) ** 0.5 / _whole(after))
         if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
             sign = _sign_of_limits(case, limits, apart, gaps[-1])
             _take_out(case, optimizer, apart, limits)
@@ -108,13 +110,6 @@ def _clipped(case: Case, optimizer: str, step: int, limits: Mapping[str, float])
     return {n: np.sum([clipped[n] for clipped in before if n in clipped], axis=0) for n in after}, after
 
 
-def _gap(together: Mapping[str, Floats], after: Mapping[str, Floats]) -> float:
-    """Return the relative L2 difference between clipping each replica's gradient and clipping the sum."""
-    apart = sum(norm(together[n] - after[n]) ** 2 for n in after)
-    whole = sum(norm(value) ** 2 for value in after.values())
-    return float(np.sqrt(apart / whole)) if whole else 0.0
-
-
 def _locals(views: list[GradientView], replica: int) -> dict[str, Floats]:
     return {view.tensor: view.locals[replica] for view in views if replica in view.locals}
 
@@ -141,7 +136,8 @@ def _from_rerun(case: Case) -> Sign | None:
     is_simple = explanation.fits and not (explanation.unexplained or explanation.weighted or _has_tiny_factor(case))
     factors = [fit.scale for fit in explanation.scaled]
     is_one = all(abs(factor / factors[0] - 1) <= ROUND for factor in factors)
-    if is_simple and is_one and not (factors and _have_one_loss(case)):
+    apart = {point.step for point in case.base.exceeding if point.measure.key.kind == "gradient"}
+    if is_simple and is_one and not (factors and case.losses_agree(apart)):
         return None
     again = case.switch("no-clipping")
     if again is None or not again.points:
@@ -169,13 +165,6 @@ def _from_rerun(case: Case) -> Sign | None:
         f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}",
         _fix_of_clipping(case),
     )
-
-
-def _have_one_loss(case: Case) -> bool:
-    """Return whether the replicas' losses add up to that of one device wherever gradients differ."""
-    steps = {point.step for point in case.base.exceeding if point.measure.key.kind == "gradient"}
-    losses = [point for point in case.base.objectives if point.step in steps]
-    return bool(losses) and not any(point.exceeds for point in losses)
 
 
 _UNCLIPPED = told("without-clipping")("gradients, weights and losses were compared with clipping switched off in both runs")

@@ -13,9 +13,8 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import GENERAL, Sign, as_factor, names_in_words, numbers, steps_in_words
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import aligned, largest, names_of, norm, objective, weight_of, weights_before
+from emulate.verify.gradients import aligned, names_of, norm, objective, weight_of, weights_before
 from emulate.verify.lines import between, operations
-from emulate.verify.noise import FACTOR
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
@@ -51,7 +50,8 @@ def factor_in_words(case: Case, scale: float) -> tuple[str, bool]:
 def of_a_factor(case: Case) -> Sign | None:
     """Look for one factor of all gradients."""
     fits = _fits(case, replicated=False)
-    if not fits or case.has("accumulation"):
+    # One device that gets the number of replicas divides its loss by it, which is told.
+    if not fits or case.has("accumulation") or case.without("told"):
         return None
     scales = {fit.optimizer: fit.scale for fit in reversed(fits)}  # the first of each
     scale = fits[0].scale
@@ -77,8 +77,6 @@ def of_a_factor(case: Case) -> Sign | None:
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     words = _in_turn(scales, lambda one: factor_in_words(case, one)[0])
-    views = case.base.taped_views(fits[0].optimizer, fits[0].step)
-    is_behind_tapes = views and all(largest(view.residual) <= FACTOR * view.noise for view in views)
     whose = f" of {names_in_words(sorted(scales))}" if len(scales) < len(case.base.runs.optimizers) else ""
     alike = _is_added_up(case, fits)
     evidence += ". Every replica takes its gradient from the same number, the loss of one device" if alike else ""
@@ -86,10 +84,9 @@ def of_a_factor(case: Case) -> Sign | None:
         f"Every gradient{whose} is {words}.",
         evidence,
         _OF_A_SUM if alike else fix_of_factor(case, scale),
-        blame=[
-            *([operations("sum", "averages")] if scale < 1 else []),
-            *([operations("given", "scale"), between("given")] if is_behind_tapes else []),
-        ],
+        # Where the losses agree, their gradients do, and what the program makes of these has the factor.
+        blame=[operations("sum", "averages")] * (scale < 1)
+        + [operations("given", "scale"), between("given")] * case.losses_agree([fits[0].step]),
     )
 
 

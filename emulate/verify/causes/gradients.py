@@ -73,6 +73,7 @@ _WAYS = (
         (
             (ACCUMULATION, changed_gradients.of_several_batches),
             (SPARSE_GRADIENT, changed_gradients.of_sparse_gradients),
+            (DEPENDS_ON_REPLICAS, replays.of_clipped_parts),
             (CLIP_BEFORE_REDUCE, changed_gradients.of_clipping),
         )
     ),

@@ -170,10 +170,8 @@ class _Lost:
 
     @property
     def what(self) -> str:
-        m = self.point.measure
-        value, on, other = (
-            (m.value, "", "on one device") if _is_here(self.point) else (m.reference_value, " on one device", "here")
-        )
+        m, here = self.point.measure, _is_here(self.point)
+        value, on, other = (m.value, "", "on one device") if here else (m.reference_value, " on one device", "here")
         return f"{m.key.kind} {m.key.tensor} becomes {value}{on} in step {self.point.step}; {other} it stays finite."
 
     @property

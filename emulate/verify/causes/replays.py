@@ -13,12 +13,12 @@ import numpy as np
 
 from emulate.interventions import common_input
 from emulate.told import told
-from emulate.verify.arithmetic import are_equal, explain
+from emulate.verify.arithmetic import ROUND, are_equal, explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Sign, is_assigned, numbers
 from emulate.verify.causes.closed_forms import factor_in_words, is_padded_otherwise
 from emulate.verify.compare import Comparison, explains_up_to
-from emulate.verify.lines import made, operations
+from emulate.verify.lines import between, made, operations
 
 REPLAY = "one device that processes the replicas one after the other (sequential replay)"
 NOTE = told("sequential-replay")(
@@ -58,8 +58,7 @@ def of_turns(case: Case) -> Sign | None:
 def of_changed_gradients(case: Case) -> Sign | None:
     """Look for gradients that each replica changes by itself, where the losses agree: clipped or normalized by hand."""
     first = _open_step(case)
-    losses = [point for point in case.base.objectives if point.step == first]
-    if first is None or not losses or any(point.exceeds for point in losses):
+    if first is None or not case.losses_agree([first]):
         return None
     agrees = _rebase_where_grouping(case, first, matters=True)
     if agrees is None:
@@ -78,19 +77,46 @@ def of_what_a_step_gets(case: Case) -> Sign | None:
     replayed = case.switch("replay") if case.ledger is not None and case.ledger.by else None
     if replayed is not None and explains_up_to(replayed, first, case.base):
         return _of_what_it_is_given(case, replayed, first)
-    again = case.switch("told") if case.lines.made("num_replicas") else None  # else Keras alone asks, to divide its loss
-    how = _how(again, first, case.base) if again is not None else None
-    if again is None or how is None:
+    # Where the program does not ask for the number, Keras does, to divide its loss.
+    evidence = _agreeing_if_told(case, first) if case.lines.made("num_replicas") else None
+    if evidence is None:
         return _of_other_inputs(case, first) or _of_number(case, first)
-    before = _first_in_words(case, first)
-    case.rebase(again, "told")
-    if case.explain_gradients().scaled:
-        case.explain_fits(case.explain_gradients().scaled)
     return Sign(
         f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same examples and "
         "weights get different gradients with more replicas.",
-        f"{before}; one device with the same examples, given {case.num_replicas} as the number of replicas, {how}",
+        evidence,
     )
+
+
+def of_clipped_parts(case: Case) -> Sign | None:
+    """Look for gradients of single examples that are clipped, of losses that are divided by the number of replicas."""
+    step = min((step for _, step in case.explain_gradients().unexplained), default=None)
+    # Where the losses of the replicas add up, each replica may clip its own gradient. Noise has the loss of another example.
+    is_whole = any(abs(point.factor - 1) < ROUND for point in case.base.objectives if point.step == step)
+    if step is None or not case.clips_out_of_sight or is_whole or not is_possible(case):
+        return None
+    if (evidence := _agreeing_if_told(case, step)) is None:
+        return None
+    return Sign(
+        f"The program clips gradients of a loss that is divided by the number of replicas ({case.num_replicas}), so its limit "
+        f"is {case.num_replicas}x as large as on one device.",
+        evidence,
+        _OF_CLIPPED,
+        blame=(operations("given", "norm"), between("given")),
+    )
+
+
+def _agreeing_if_told(case: Case, step: int) -> str | None:
+    """Rebase on one device that gets the number of replicas, if that has the same gradients; return what agrees, in words."""
+    again = case.switch("told")
+    how = None if again is None else _how(again, step, case.base)
+    if again is None or how is None:
+        return None
+    before = _first_in_words(case, step)
+    case.rebase(again, "told")
+    if case.explain_gradients().scaled:
+        case.explain_fits(case.explain_gradients().scaled)
+    return f"{before}; one device with the same examples, given {case.num_replicas} as the number of replicas, {how}"
 
 
 def of_a_part(case: Case) -> Sign | None:
@@ -299,8 +325,12 @@ def _rebase(case: Case, step: int, way: _Replay) -> str:
     case.clips_the_sum = way.switch in _SUMS_AT_TAPES or adds_up_itself
     case.rebase(again)
     case.notes.append(NOTE)
-    agreement = "has the same gradients" if way.first else _agreement(again, has_reports=again is way.comparison)
-    return f"{REPLAY} {agreement}"
+    if way.first:
+        return f"{REPLAY} has the same gradients"
+    if again.is_equivalent:
+        return f"{REPLAY} {'agrees in everything' if again is way.comparison else 'has the same gradients and weights'}"
+    left = again.exceeding[0]
+    return f"{REPLAY} agrees up to there ({left.measure.key.tensor} differs from step {left.step} on)"
 
 
 _OTHER_REPORTS = told("replay-reports")("losses and metrics: the sequential replay reports them in a different way")
@@ -333,19 +363,13 @@ def _first_out(case: Case, step: int) -> str:
     )
 
 
-def _agreement(again: Comparison, *, has_reports: bool) -> str:
-    if again.is_equivalent:
-        return "agrees in everything" if has_reports else "has the same gradients and weights"
-    left = again.exceeding[0]
-    return f"agrees up to there ({left.measure.key.tensor} differs from step {left.step} on)"
-
-
 _WITHOUT_EXAMPLES = told("code-without-examples")(
     "code that does not depend on the examples (a loss term without examples, a count): the sequential replay runs it "
     "once for each replica, as the replicas do"
 )
 _FIXES = "If the term has another form"
 _ALIKE = "If it depends on the id of a replica"
+_OF_CLIPPED = "If gradients of single examples are clipped"
 _OTHER_NUMBERS = "If the step gets other numbers"
 _SHOWN = 3
 """So many numbers of an input are shown."""

@@ -67,8 +67,10 @@ def _of_another_training(case: Case) -> Sign | None:
         is_loss = any(abs(factor - 1) < ROUND for factor in alone)
         times = together[0] if is_loss and together else 1.0
         what = _by_replicas(case, [times])
+        pairs = [(point.measure.value or 0.0, point.measure.reference_value or 0.0) for point in points if point.exceeds]
+        are_nearer = all(abs(ours / times - theirs) < abs(ours - theirs) for ours, theirs in pairs)
         # What is trained with a wrong factor may be reported with the right one.
-        if what is None or not all(point.exceeds and _is_nearer(point, times) for point in points):
+        if what is None or len(pairs) < len(points) or not are_nearer:
             continue
         case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
         steps, places = len({point.step for point in points}), _reduced_in(_reports(case, points))
@@ -78,12 +80,6 @@ def _of_another_training(case: Case) -> Sign | None:
             f"{steps} steps; on one device it is that loss{places}",
         )
     return None
-
-
-def _is_nearer(point: Point, times: float) -> bool:
-    """Return whether a report is nearer to that of one device if it is so many times smaller."""
-    ours, theirs = point.measure.value or 0.0, point.measure.reference_value or 0.0
-    return abs(ours / times - theirs) < abs(ours - theirs)
 
 
 def _taken(case: Case) -> dict[str, list[Point]]:

@@ -226,7 +226,10 @@ def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
     # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
     case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     end = f"The run ends after {len(ledger.topology)} steps, one device continues. " if ledger.ends_early else ""
-    wrong = _paired_otherwise(case, ledger.optimizer)
+    ours, theirs = (parts_of_rows(trace, ledger.optimizer) for trace in (case.untouched, case.plain))
+    columns = [set(column) for column in zip(*theirs, strict=True)]
+    new = set(ours) - set(theirs) if len(columns) > 1 else ()
+    wrong = sum(all(part in of for part, of in zip(row, columns, strict=True)) for row in new)
     pairs = f". {wrong} examples are paired wrongly: one device has their parts, but not together" if wrong else ""
     return Sign(
         rows,
@@ -234,14 +237,6 @@ def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
         f"{expected} on one device. {_four_numbers(ledger)}{pairs}",
         _JOINED if wrong else fix,
     )
-
-
-def _paired_otherwise(case: Case, optimizer: str) -> int:
-    """Return how many different examples join inputs that one device has in different examples."""
-    ours, theirs = (parts_of_rows(trace, optimizer) for trace in (case.untouched, case.plain))
-    known, columns = set(theirs), [set(column) for column in zip(*theirs, strict=True)]
-    joined = (all(part in of for part, of in zip(row, columns, strict=True)) for row in set(ours) - known)
-    return sum(joined) if len(columns) > 1 else 0
 
 
 _JOINED = "If files are joined with other data"

@@ -71,7 +71,11 @@ def of_split_of_batch(case: Case) -> Sign | None:
     """Check for a static tensor with the length of the batch, if each replica's examples alone explain everything."""
     for alone, ours in _steps(case):
         arrays = _arrays(alone)
-        static = _static_of_batch(arrays)
+        lengths, same = _lengths(arrays), _same(arrays)
+        long = {at: array for at, array in same.items() if len(array) in lengths and array.ndim > 1 and array.dtype.kind == "f"}
+        # Labels have no distinct rows.
+        tables = {at: array for at, array in long.items() if len(set(row_names([{"dense": array}]))) == len(array)}
+        static = {at: array for at, array in same.items() if at in tables or _relates_rows(array)}
         if split := sorted(_split(static, ours), key=lambda item: not _relates_rows(static[item[0]])):
             return _sign_of_split(static, split, f"; {REPLAY} has the same gradients")
     return None
@@ -117,14 +121,6 @@ def _lengths(arrays: Mapping[int, list[_Values]]) -> set[int]:
 def _same(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
     """Return the arguments that no step changes."""
     return {at: of_steps[0] for at, of_steps in arrays.items() if all(np.array_equal(of_steps[0], array) for array in of_steps)}
-
-
-def _static_of_batch(arrays: Mapping[int, list[_Values]]) -> dict[int, _Values]:
-    """Return constant arguments as long as the batch, or with a column for each example, but no labels."""
-    lengths, same = _lengths(arrays), _same(arrays)
-    of_batch = {at: array for at, array in same.items() if len(array) in lengths and array.ndim > 1 and array.dtype.kind == "f"}
-    tables = {at: array for at, array in of_batch.items() if len(set(row_names([{"dense": array}]))) == len(array)}
-    return {at: array for at, array in same.items() if at in tables or _relates_rows(array)}
 
 
 def _relates_rows(array: _Values) -> bool:

@@ -262,7 +262,9 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
     # A counter follows from no gradient; all else may, and what an optimizer by hand keeps does from those of the same step.
     at_once = [point.measure.key.kind for point in trained if point.step == step]
     is_of_all = any(point.measure.key.tensor in case.facts.shared for point in first) and "gradient" not in at_once
-    if early is not None and (early < step or (early == step and not (is_of_all or all(_counts(case, p) for p in first)))):
+    values = [_assigned_value(case.base.runs.reference, point.measure.key, point.step) for point in first]
+    are_counters = all(value is not None and not is_numeric(value) for value in values)
+    if early is not None and (early < step or (early == step and not (is_of_all or are_counters))):
         return None
     if is_of_all and at_once and _is_read(case, first[0].measure.key.tensor):
         return _of_shared(case, first)
@@ -270,7 +272,9 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
     factor = _factor_of_assigned(case, first)
     if early is not None and _is_read(case, names[0]) and case.joins is None:
         case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from there on", at=("variable",))
-    if early is None and factor is not None and _is_a_mean_of_parts(case, first, factor):
+    # Variables hold the mean of what replicas have parts of, as of gradients; a number may be a count.
+    are_of_parts = all(value is not None and is_numeric(value) and value.shape for value in values)
+    if early is None and factor is not None and are_of_parts and abs(factor * case.num_replicas - 1) < ROUND:
         case.explain_aside(lambda point: is_assigned(case, point))
         return Sign(
             f"What the replicas assign to {names_in_words(names)} is averaged: it is their mean, and their sum on one device.",
@@ -296,13 +300,6 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
         f"Gradients and weights agree until then; {numbers}, {first[0].ratio:.0f}x the noise floor",
         tensors=names,
     )
-
-
-def _is_a_mean_of_parts(case: Case, points: list[Point], factor: float) -> bool:
-    """Return whether variables hold the mean of what replicas have parts of, as of gradients; a number may be a count."""
-    values = [_assigned_value(case.base.runs.reference, point.measure.key, point.step) for point in points]
-    is_of_parts = all(value is not None and is_numeric(value) and value.shape for value in values)
-    return is_of_parts and abs(factor * case.num_replicas - 1) < ROUND
 
 
 def _of_shared(case: Case, points: list[Point]) -> Sign:
@@ -389,11 +386,6 @@ _TRAINED = ("initial-weight", "gradient", "weight")
 def _assigned_value(trace: Trace, key: Key, step: int) -> StoredArray | None:
     of_all = complete(trace, key.optimizer)[step]
     return weight_of(of_all, key.tensor) if key.kind == "weight" else state_of(of_all, key.tensor)
-
-
-def _counts(case: Case, point: Point) -> bool:
-    value = _assigned_value(case.base.runs.reference, point.measure.key, point.step)
-    return value is not None and not is_numeric(value)
 
 
 def _factor_of_assigned(case: Case, points: list[Point]) -> float | None:

@@ -64,7 +64,6 @@ class Made:
         inputs: Sequence[Any] = (),
         row_inputs: Sequence[int] | None = None,
         sparse: bool = False,
-        taped: Mapping[str, Any] | None = None,
     ) -> None:
         writer = self.writer(host)
         arrays = {name: np.asarray(value) for name, value in gradients.items()}
@@ -86,7 +85,6 @@ class Made:
             "draws": list(draws),
             "runs": runs,
             **({"tape": True} if tape else {}),
-            **({"taped": {name: writer.array(np.asarray(value)) for name, value in taped.items()}} if taped else {}),
         }
         self.event(event, host)
 

@@ -73,7 +73,7 @@ def test_an_update_by_hand_from_equal_gradients_is_a_sum_where_its_rows_are_equa
 
 
 @pytest.mark.parametrize(("is_behind", "stage", "line"), [(True, "given", 9), (False, "loss", 5)])
-def test_a_factor_of_gradients_that_are_right_at_the_tape_is_blamed_on_what_is_made_of_them(
+def test_a_factor_of_gradients_whose_losses_agree_is_blamed_on_what_is_made_of_them(
     folder: Folder, is_behind: bool, stage: str, line: int
 ) -> None:
     def entry(number: int, role: str) -> dict[str, object]:
@@ -84,8 +84,8 @@ def test_a_factor_of_gradients_that_are_right_at_the_tape_is_blamed_on_what_is_m
             for r, local in enumerate(DRAWN[0, k].reshape(replicas, 4 // replicas, -1).sum(axis=1)):
                 rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
                 wrong, weights = local / np.float32(replicas), {"w": np.full(128, k, "f4")}
-                taped = {"w": 1024 * (local if is_behind else wrong)}
-                made.step(k, {"w": wrong}, weights, replica=r, rows=rows, objective=1 / replicas, taped=taped)
+                loss = 1 / replicas if is_behind else 1 / replicas**2
+                made.step(k, {"w": wrong}, weights, replica=r, rows=rows, objective=loss)
 
         made = folder.made(f"1x{replicas}")
         stages = {"gradient": [], "loss": [entry(5, "scale")], "given": [entry(9, "scale")]}

@@ -26,6 +26,7 @@ def trained(
     *,
     repeats: bool = False,
     joins: bool = False,
+    clips: bool = False,
 ) -> Trace:
     """A run with these local gradients: step, replica, element; several updates in a call or one."""
 
@@ -39,7 +40,8 @@ def trained(
             made.report("loss", "train/reduce", k, reported)
 
     made = folder.made(f"1x{locals_.shape[1]}")
-    made.event({"event": "program", "repeated": ["sgd"] if repeats else [], "joins_gradients": joins})
+    clipped_by = ["clip_by_global_norm"] if clips else []
+    made.event({"event": "program", "repeated": ["sgd"] * repeats, "joins_gradients": joins, "clipped_by": clipped_by})
     return loop(made, step, weights=32)
 
 
@@ -232,3 +234,29 @@ def test_of_two_optimizers_in_a_call_the_first_is_judged_where_the_second_depend
     assert codes(found) == ["regularization-per-replica"]
     assert found.causes[0].evidence.endswith("has the same gradients, however the examples are grouped")
     assert any(one.startswith("everything except the gradients of critic up to step 0") for one in found.not_compared)
+
+
+@pytest.mark.parametrize(
+    ("clips", "objective", "off", "found"),
+    [
+        pytest.param(True, 0.25, 0.0, ["depends-on-replicas"], id="clipped parts of a divided loss"),
+        pytest.param(True, 1.0, 0.0, ["unexplained"], id="a loss that agrees: each replica may clip its own gradient"),
+        pytest.param(False, 0.25, 0.0, ["unexplained"], id="nothing is clipped"),
+        pytest.param(True, 0.25, 0.1, ["unexplained"], id="one device with that number has other gradients"),
+    ],
+)
+def test_gradients_that_are_clipped_after_a_division_by_the_number_of_replicas_depend_on_it(
+    folder: Folder, clips: bool, objective: float, off: float, found: list[str]
+) -> None:
+    """One device that gets that number has a quarter of the sum, each part of which was divided by it before."""
+    topology = trained(folder, PARTS, objective, clips=clips)
+    again = PARTS.sum(axis=1, keepdims=True) / 4 + np.float32(off) * WHOLE[:, None]
+
+    def rerun(asked: str) -> Rerun | None:
+        return Rerun(trained(folder, again, objective / 4, clips=clips), topology) if asked == "told" else None
+
+    judgement = judge(case_of(trained(folder, WHOLE[:, None], clips=clips), topology, rerun=rerun))
+    assert codes(judgement) == found
+    assert (judgement.causes[0].fix.startswith("Clip the gradient of a loss that nothing divides")) == (
+        found == ["depends-on-replicas"]
+    )
