@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path, PurePath
@@ -105,6 +106,8 @@ def read_runs(cell: Path) -> list[StoredRun]:
     lines = [json.loads(line) for line in runs_file(cell).read_text().splitlines()]
     labels = [line["call"]["label"] for line in lines]
     for place, line in enumerate(lines):
+        if line["call"]["plan"]:
+            line["call"]["plan"] = _of_what_is_asked(json.loads(line["call"]["plan"]))
         if labels[place] in labels[place + 1 :] and line["result"]["trace"] is not None:
             number = labels[: place + 1].count(labels[place])
             line["result"]["trace"] = earlier_trace(Path(line["result"]["trace"]), number).name
@@ -120,7 +123,16 @@ def plain_plan(plan: ProbePlan) -> str:
     """Return a plan as text that is the same wherever the traces lie that it names."""
     about = asdict(plan)
     del about["trace"]
-    return json.dumps(about, default=_plain, sort_keys=True)
+    return _of_what_is_asked(json.loads(json.dumps(about, default=_plain)))
+
+
+def _of_what_is_asked(about: Mapping[str, Any]) -> str:
+    """Return a plan without what it leaves as it is: so evidence lasts when plans get further fields."""
+
+    def asked(value: Any) -> Any:
+        return {name: asked(one) for name, one in value.items() if one} if isinstance(value, dict) else value
+
+    return json.dumps(asked(about), sort_keys=True)
 
 
 def _plain(value: Any) -> Any:
