@@ -501,4 +501,4 @@ def derived(seed: int, number: int) -> int:
     Returns:
         An integer below 2**31.
     """
-    return int(words(seed, number)[0] >> 33)
+    return int(words(seed, number)[0]) >> 33
