@@ -36,8 +36,8 @@ PAIRS = {
     pair.name: pair
     for pair in (
         Pair("tf2.15", "3.11", ("tensorflow==2.15.*", "tf_keras==2.15.*"), "tf2.15", is_legacy=True),
-        Pair("tf2.16", "3.12", ("tensorflow==2.16.*", "keras==3.8.*", "tf_keras==2.16.*"), "tf2.16"),
-        Pair("tf_keras2.16", "3.12", ("tensorflow==2.16.*", "keras==3.8.*", "tf_keras==2.16.*"), "tf2.16", is_legacy=True),
+        Pair("tf2.16", "3.11", ("tensorflow==2.16.*", "keras==3.8.*", "tf_keras==2.16.*"), "tf2.16"),
+        Pair("tf_keras2.16", "3.11", ("tensorflow==2.16.*", "keras==3.8.*", "tf_keras==2.16.*"), "tf2.16", is_legacy=True),
         Pair("tf2.17", "3.11", ("tensorflow==2.17.*", "keras==3.12.*", "tf_keras==2.17.*"), "tf2.17"),
         Pair("tf2.18", "3.10", ("tensorflow==2.18.*", "keras==3.8.*", "tf_keras==2.18.*"), "tf2.18"),
         Pair("tf2.19", "3.12", ("tensorflow==2.19.*", "keras==3.10.*", "tf_keras==2.19.*"), "tf2.19"),
