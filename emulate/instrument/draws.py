@@ -14,6 +14,7 @@ import contextlib
 import functools
 import inspect
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -264,13 +265,22 @@ def _bits(recorder: Recorder, body: Body, template: Any, shape: Any, place: int,
     return tf.reshape(tf.cond(matches, by_row, by_place), shape)
 
 
+_joined: weakref.WeakKeyDictionary[Any, tuple[int, set[int | None]]] = weakref.WeakKeyDictionary()
+"""How many operations of a graph were seen, and the lengths of what they have joined one after the other."""
+
+
 def _is_of_parts(template: Any) -> bool:
     """Return whether a draw may be for parts that its graph has joined one after the other: fake and real, or two views."""
     if isinstance(template, tf.__internal__.EagerTensor):
         return False
-    length = template.shape[0] if template.shape.rank else None
-    joins = [op for op in template.graph.get_operations() if op.type == "ConcatV2" and tf.get_static_value(op.inputs[-1]) == 0]
-    return any(op.outputs[0].shape.rank and op.outputs[0].shape[0] == length for op in joins)
+    graph, length = template.graph, template.shape[0] if template.shape.rank else None
+    seen, lengths = _joined.get(graph, (0, set()))
+    operations = graph.get_operations()
+    for op in operations[seen:]:  # each once: a large graph has many draws
+        if op.type == "ConcatV2" and op.outputs[0].shape.rank and tf.get_static_value(op.inputs[-1]) == 0:
+            lengths.add(op.outputs[0].shape[0])
+    _joined[graph] = len(operations), lengths
+    return length in lengths
 
 
 def _salt(recorder: Recorder, place: Any) -> Any:

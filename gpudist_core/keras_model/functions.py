@@ -28,7 +28,7 @@ from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import layers, models, randomness, row_means, trainer
 
 results_of_metrics: PerThread[dict[int, tuple[Any, Any, Any]] | None] = PerThread(None)
-"""What watched metrics returned in the replica's step that is traced: the value, the metric and the key, by the value's id."""
+"""Of the step that is being traced: each watched metric's result, the metric and its key, by the id of the result."""
 
 
 class Results:
