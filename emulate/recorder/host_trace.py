@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.recorder.queue import Key, Record
+from emulate.recorder.queue import WEIGHT_ELEMENTS, Key, Record, Sampled, is_sampled
 from emulate.trace import Shard, TraceWriter, digest, num_rows, part_of, parts_of, row_names, row_positions
 
 MOST_RUNS = 256
@@ -66,7 +67,7 @@ def join_applied(runs: list[Run]) -> dict[str, Any]:
 
 
 Array = NDArray[Any]
-WEIGHT_ELEMENTS = 1 << 16
+Value = Array | Sampled
 TABLE_ELEMENTS = 1 << 22
 
 
@@ -115,7 +116,6 @@ class HostTrace:
         self._summed: dict[tuple[str, int], tuple[int, set[str], dict[str, Array]]] = {}
         self._first_digests: dict[tuple[str, int, str], str] = {}
         self._trained: dict[tuple[int, str], str] = {}
-        self._seen: dict[str, tuple[tuple[str, int, str] | None, Array, str, int]] = {}
         self._last: dict[int, dict[str, Any]] = {}
         self.has_reached_last = False
         self._is_taping = False
@@ -133,6 +133,9 @@ class HostTrace:
 
     def handle(self, record: Record) -> None:
         """Write what a record says."""
+        shards = record.about.get("shards", {})
+        sampled = [(key, Sampled.of(v) if is_sampled(key, v, shards) else v) for key, v in record.values]
+        record = replace(record, values=sampled)
         {
             "step": self._step,
             "run": self._run,
@@ -155,7 +158,7 @@ class HostTrace:
         self._settle(record, [key[1] for key, _ in record.values])
         trained = {key: value for key, value in record.values if (replica, key[1]) in self._trained}
         trained = {key: value for key, value in trained.items() if (replica, key[1]) not in self._outside}
-        digests = {key[1]: self._digest(("left", 0, key[1]), value) for key, value in trained.items()}
+        digests = {key[1]: _digest(value) for key, value in trained.items()}
         changed = [name for name, its in digests.items() if its != self._trained[(replica, name)]]
         kept = [(key, value) for key, value in trained.items() if key[1] in changed or _shard(record, key[1]) is not None]
         variables = self._variables("left", 0, kept, record)
@@ -196,35 +199,25 @@ class HostTrace:
         variables = self._variables(f"state of {optimizer}", index, record.values, record)
         self.write({"event": "state", "optimizer": optimizer, "step": index, "replica": replica, "variables": variables})
 
-    def _variables(self, kind: str, index: int, values: Iterable[tuple[Key, Array]], record: Record) -> dict[str, Any]:
+    def _variables(
+        self, kind: str, index: int, values: Iterable[tuple[Key, Array | Sampled]], record: Record
+    ) -> dict[str, Any]:
         return {key[1]: self._variable((kind, index, key[1]), value, record, trainable=key[2]) for key, value in values}
 
-    def _variable(self, place: tuple[str, int, str], value: Array, record: Record, *, trainable: bool) -> dict[str, Any]:
+    def _variable(self, place: tuple[str, int, str], value: Value, record: Record, *, trainable: bool) -> dict[str, Any]:
         """Return a variable's entry: always the digest; the elements once, and again for each differing copy."""
+        entry: dict[str, Any] = {"digest": _digest(value), "trainable": trainable}
         shard = _shard(record, place[2])
-        if shard is not None:
-            array = self._part(_plain(value), shard, record, WEIGHT_ELEMENTS)
-            return {"digest": digest(value), "trainable": trainable, "array": array}
-        name = self._digest(place, value)
-        entry: dict[str, Any] = {"digest": name, "trainable": trainable}
-        first = self._first_digests.get(place)
-        if first == name:
+        if shard is not None and not isinstance(value, Sampled):
+            return entry | {"array": self._part(_plain(value), shard, record, WEIGHT_ELEMENTS)}
+        if self._first_digests.get(place) == entry["digest"]:
             return entry
-        self._first_digests.setdefault(place, name)
-        entry["array"] = self._writer.array(_plain(value), share=WEIGHT_ELEMENTS)
-        return entry
-
-    def _digest(self, place: tuple[str, int, str], value: Array) -> str:
-        """Return the digest of a variable. To see that it is as on the first replica takes a fraction of the time."""
-        known, first, name, left = self._seen.pop(place[2], (None, value, "", self.local_replicas))
-        is_known = known == place and _are_same(first, value)
-        own = name if is_known else digest(value)
-        # Not longer than it takes: as long as somebody has a variable's value, TensorFlow copies it for the next update.
-        if known == place and left > 1:
-            self._seen[place[2]] = (place, first, name, left - 1)
-        elif known != place and self.local_replicas > 1:
-            self._seen[place[2]] = (place, value, own, self.local_replicas - 1)
-        return own
+        self._first_digests.setdefault(place, entry["digest"])
+        if not isinstance(value, Sampled):
+            return entry | {"array": self._writer.array(_plain(value))}
+        array = self._writer.array(_plain(value.values))
+        array |= {"shape": list(value.shape), "stride": value.stride * array.get("stride", 1)}
+        return entry | {"array": array | ({} if value.is_finite else {"finite": False})}
 
     def _part(self, value: Array, shard: Shard, record: Record, most: int, rows: Array | None = None) -> dict[str, Any]:
         """Return the entry of a slice, as rows of its table."""
@@ -464,16 +457,8 @@ def _shard(record: Record, name: Any) -> Shard | None:
     return None if shard is None else Shard(*shard)
 
 
-_AT_ONCE = 1 << 20
-"""Bytes that are compared at a time. They stay in the cache, and a difference ends the comparison soon."""
-
-
-def _are_same(one: Array, other: Array) -> bool:
-    """Return whether two arrays have the same bits."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    first, second = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
-    return all(np.array_equal(first[at : at + _AT_ONCE], second[at : at + _AT_ONCE]) for at in range(0, first.size, _AT_ONCE))
+def _digest(value: Value) -> str:
+    return value.digest if isinstance(value, Sampled) else digest(value)
 
 
 def _plain(value: Array) -> Array:

@@ -28,9 +28,10 @@ function is given in place of its own numbers is read before each call.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,6 +107,12 @@ def release(returned: Any) -> Any:
 
 
 Key = tuple[Any, ...]
+WEIGHT_ELEMENTS = 1 << 16
+"""About so many elements of a variable are kept.
+
+A larger one is sampled where it is read: as long as its value is on the queue, TensorFlow copies the variable to update it.
+"""
+_SAMPLE = "sample"
 QUEUE_RECORDS = 64
 NUM_CREDITS = 64
 CREDIT_BYTES = 8 << 20
@@ -126,12 +133,61 @@ class GraphSite:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Stand for a large variable.
+
+    Attributes:
+        values: Every `stride`-th element of the flattened variable.
+        shape: The variable's.
+        stride: One for each shape.
+        digest: 64 bits that depend on all its elements.
+        is_finite: Whether all its elements are.
+    """
+
+    values: NDArray[Any]
+    shape: tuple[int, ...]
+    stride: int
+    digest: str
+    is_finite: bool
+
+    @classmethod
+    def of(cls, value: Any) -> Sampled:
+        """Sample an array or an eager tensor."""
+        tensor = tf.convert_to_tensor(value)
+        return cls.taken(tuple(tensor.shape), *map(_in_place, _sample(tensor)))
+
+    @classmethod
+    def taken(cls, shape: tuple[int, ...], values: NDArray[Any], digest: NDArray[Any], health: NDArray[Any]) -> Sampled:
+        """Return what a graph has sampled."""
+        return cls(values, shape, _stride(shape), digest.tobytes().hex(), not health[1])
+
+
+def is_sampled(key: Key, value: Any, shards: Collection[str]) -> bool:
+    """Return whether a value, an array or a tensor, is a large variable's that no replica holds a slice of."""
+    if key[0] not in ("weight", "variable") or key[1] in shards or isinstance(value, Sampled):
+        return False
+    is_known = value.shape is not None and None not in tuple(value.shape)
+    return is_known and math.prod(value.shape) > WEIGHT_ELEMENTS and tf.as_dtype(value.dtype).is_floating
+
+
+def _stride(shape: Iterable[int]) -> int:
+    return -(-math.prod(shape) // WEIGHT_ELEMENTS)
+
+
+def _sample(value: Any) -> tuple[Any, Any, Any]:
+    """Return the elements, a fingerprint and the health of a tensor, each in one pass without another copy of it."""
+    flat = tf.reshape(value, [-1])
+    digest = tf.raw_ops.Fingerprint(data=flat[None], method="farmhash64")
+    return flat[:: _stride(value.shape)], digest, tf.raw_ops.DebugNumericSummaryV2(input=flat, tensor_debug_mode=2)
+
+
+@dataclass(frozen=True)
 class Record:
     """Hold the tensors of one execution of a site."""
 
     kind: str
     about: dict[str, Any]
-    values: list[tuple[Key, NDArray[Any]]]
+    values: list[tuple[Key, Any]]
 
 
 class RecordQueue:
@@ -166,12 +222,13 @@ class RecordQueue:
 
     def hand_over(self, kind: str, about: dict[str, Any], tensors: Sequence[tuple[Key, Any]]) -> Any:
         """Record these tensors now (eager) or whenever this place of the graph is reached; returns the operation."""
-        keys = [key for key, _ in tensors]
         if (leaving := outlet()) is not None:
+            keys = [key for key, _ in tensors]
             return leaving.add(
                 lambda values: self.hand_over(kind, about, [*zip(keys, values, strict=True)]), [tensor for _, tensor in tensors]
             )
-        values = [tf.convert_to_tensor(tensor) for _, tensor in tensors]
+        handed = _with_samples(tensors, about.get("shards", {}))
+        keys, values = [key for key, _ in handed], [value for _, value in handed]
         size = sum(_num_bytes(value) for value in values)
         needed = min(NUM_CREDITS, size // CREDIT_BYTES)
         site = GraphSite(kind, about, tuple(keys), tuple(value.dtype for value in values), needed)
@@ -227,7 +284,7 @@ class RecordQueue:
                 # On the CPU, where the record is: on a machine with GPUs it would go through the memory of the first.
                 with graph_functions.device("CPU:0"):
                     values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
-                arrays = [(key, _in_place(value)) for key, value in zip(site.keys, values, strict=True)]
+                arrays = [*_sampled(zip(site.keys, map(_in_place, values), strict=True))]
                 del values, packed
                 self._handle(Record(site.kind, site.about, arrays))
                 del arrays
@@ -314,6 +371,30 @@ class RecordQueue:
             packed = upstream.pack([tf.zeros([], tf.int32)])
             self._queue.enqueue([tf.constant(-1, tf.int64), packed])
         self._thread.join()
+
+
+def _with_samples(tensors: Sequence[tuple[Key, Any]], shards: Collection[str]) -> list[tuple[Key, Any]]:
+    """Return what is handed over: in place of a large variable its sample, in three tensors."""
+    handed: list[tuple[Key, Any]] = []
+    with graph_functions.device("CPU:0"):
+        for key, tensor in tensors:
+            value = tf.convert_to_tensor(tensor)
+            if is_sampled(key, value, shards):
+                handed += [((_SAMPLE, key, tuple(value.shape)), part) for part in _sample(value)]
+            else:
+                handed.append((key, value))
+    return handed
+
+
+def _sampled(handed: Iterable[tuple[Key, NDArray[Any]]]) -> Iterator[tuple[Key, Any]]:
+    """Yield what was handed over, a sample in place of its three tensors."""
+    arrived = iter(handed)
+    for key, value in arrived:
+        if key[0] == _SAMPLE:
+            (_, digest), (_, health) = next(arrived), next(arrived)
+            yield key[1], Sampled.taken(key[2], value, digest, health)
+        else:
+            yield key, value
 
 
 def _in_place(tensor: Any) -> NDArray[Any]:

@@ -39,14 +39,11 @@ class TraceWriter:
         self._lock = threading.RLock()
         self._end = 0
 
-    def array(
-        self, array: Array, *, share: int | None = None, rows: Array | None = None, whole: bool = False
-    ) -> dict[str, Any]:
+    def array(self, array: Array, *, rows: Array | None = None, whole: bool = False) -> dict[str, Any]:
         """Keep an array and return what an event says of it.
 
         Args:
             array: The array; for a sparse gradient the values of its rows.
-            share: Keep no more than about this many elements; None lets the budget decide.
             rows: For a sparse gradient: the row numbers, unique and sorted.
             whole: Keep it all, whatever the budget.
 
@@ -55,7 +52,7 @@ class TraceWriter:
         """
         contents = np.ascontiguousarray(array)
         flat = contents.reshape(-1)
-        stride = self._stride(contents.nbytes, flat.size, share) if rows is None and not whole else 1
+        stride = self._stride(contents.nbytes, flat.size) if rows is None and not whole else 1
         kept = np.ascontiguousarray(flat[::stride])
         with self._lock:
             at = self._end
@@ -77,11 +74,8 @@ class TraceWriter:
             self._room -= nbytes if fits else 0
         return fits
 
-    def _stride(self, nbytes: int, size: int, share: int | None) -> int:
-        most = size if share is None else min(size, share)
-        if size and nbytes * most // size > self._budget:
-            most = min(most, self.SAMPLE)
-        return max(1, -(-size // max(1, most)))
+    def _stride(self, nbytes: int, size: int) -> int:
+        return max(1, -(-size // self.SAMPLE)) if nbytes > self._budget else 1
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Append one event; it is on disk when this returns, so that a killed host loses nothing it had written."""

@@ -354,3 +354,44 @@ def test_an_assigned_variable_is_read_where_a_loss_or_another_variable_is_made_o
         *("of the loss", "of the update", "of another step", "of a condition", "of a tape")
     ]
     assert [name for name, is_read in own.items() if not is_read] == ["for a report", "of itself"]
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str)
+def test_a_large_variable_is_sampled_and_each_of_its_elements_counts(recorded: Any, options: Any) -> None:
+    """Of 3 * 2^16 elements every third is kept. One that is not kept becomes another number, or is none, on one replica."""
+
+    def program() -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        with strategy.scope():
+            wide = tf.Variable(tf.zeros((3, 1 << 16)), name="wide")
+            optimizer = tf.keras.optimizers.SGD(1.0)
+            optimizer.build([wide])
+
+        def step(x: Any) -> None:
+            gradient = tf.zeros_like(wide) + tf.reduce_sum(x)
+            optimizer.apply_gradients([(gradient, wide)])
+
+        def spoil(value: float) -> None:
+            wide.values[1].scatter_nd_update([[0, 1]], [value])
+
+        function = step if options.get("run_eagerly") else tf.function(step, jit_compile=options.get("jit_compile"))
+        for value in (None, 7.0, float("nan")):
+            if value is not None:
+                spoil(value)
+            strategy.run(function, (tf.ones((2, 1)),))
+
+    trace = recorded(program, steps=9)
+    assert [event["changed"] for _, event in trace.of("left")] == [[], []]
+    steps = trace.steps("sgd")
+    kept = [step[0].weights["wide"].array for step in steps]
+    assert [(array.stride, len(array.read())) for array in kept] == [(3, 1 << 16)] * 3
+    same = [step[0].weights["wide"].digest == step[1].weights["wide"].digest for step in steps]
+    assert same == [True, False, False]
+    finite = [{r: local.weights["wide"].array for r, local in step.items()} for step in steps]
+    assert [{r: array.is_finite for r, array in of_step.items() if array} for of_step in finite] == [
+        {0: True},
+        {0: True, 1: True},
+        {0: True, 1: False},
+    ]

@@ -38,7 +38,7 @@ class Made:
             array = np.asarray(value)
             entry: dict[str, Any] = {"digest": digest(array), "trainable": name not in frozen}
             if keep:
-                entry["array"] = writer.array(array, share=self.share)
+                entry["array"] = self._kept(writer, array)
             found[name] = entry
         return found
 
@@ -67,10 +67,7 @@ class Made:
     ) -> None:
         writer = self.writer(host)
         arrays = {name: np.asarray(value) for name, value in gradients.items()}
-        stored = {
-            name: self._rows_of(writer, array) if sparse else writer.array(array, share=self.share)
-            for name, array in arrays.items()
-        }
+        stored = {name: self._rows_of(writer, array) if sparse else self._kept(writer, array) for name, array in arrays.items()}
         event: dict[str, Any] = {
             "event": "step",
             "optimizer": optimizer,
@@ -88,10 +85,17 @@ class Made:
         }
         self.event(event, host)
 
+    def _kept(self, writer: TraceWriter, array: Any) -> dict[str, Any]:
+        """About `share` of the elements."""
+        stride = 1 if self.share is None else max(1, -(-array.size // self.share))
+        if stride == 1:
+            return writer.array(array)
+        return writer.array(array.reshape(-1)[::stride]) | {"shape": list(array.shape), "stride": stride}
+
     def _rows_of(self, writer: TraceWriter, table: Any) -> dict[str, Any]:
         """A sparse gradient: the rows that are not 0."""
         rows = np.flatnonzero(table.reshape(len(table), -1).any(axis=1))
-        return writer.array(table[rows], share=self.share, rows=rows) | {"shape": list(table.shape)}
+        return writer.array(table[rows], rows=rows) | {"shape": list(table.shape)}
 
     def left(self, values: Mapping[str, Any], replica: int = 0, host: int = 0) -> None:
         """What the program has put in the place of the weights, after its last step."""
