@@ -13,11 +13,12 @@ A trace is a folder:
 
 A host that is killed leaves every line written until then; a last line without its end is not read.
 
-An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4]}`. Of a large variable, and where the
-budget did not allow all of it, `"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. Where
-any of its elements is NaN or infinite, it has `"finite": false`. A sparse gradient has `"rows"` (an array of row numbers, unique and sorted) beside the
-values of those rows. A slice of a table (`Shard`) is written like it, the split axis first, and has `"slice": {"of": number of
-slices, "every": k}`: every k-th row of the table is kept. Where all slices are there they are read as one table.
+An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4]}`. Of a large variable, and where the budget did
+not allow all of it, `"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. Where any of
+its elements is NaN or infinite, it has `"finite": false`. A sparse gradient has `"rows"` (an array of row numbers, unique and
+sorted) beside the values of those rows. A slice of a table (`Shard`) is written like it, the split axis first, and has
+`"slice": {"of": number of slices, "every": k}`: every k-th row of the table is kept. Where all slices are there they are read
+as one table.
 
 Events (every one has `event`):
 
