@@ -74,7 +74,7 @@ Array = NDArray[Any]
 def digest(array: Array) -> str:
     """Return a short hash of an array's exact bits: 64 bits of BLAKE2b over dtype, shape and bytes.
 
-    A large variable has 64 bits of TensorFlow's `Fingerprint` instead, which a step makes 15 times as fast.
+    A large variable has 64 bits of TensorFlow's `Fingerprint` instead, which a step makes in a fraction of the time.
     """
     contents = np.ascontiguousarray(array)
     state = hashlib.blake2b(f"{contents.dtype.str}{contents.shape}".encode(), digest_size=8)
