@@ -107,7 +107,7 @@ def specs(draw: st.DrawFn) -> Spec:
     )
     possible = [bug for bug in (FIT_BUGS if style == "fit" else LOOP_BUGS) if _applies(bug, topology, style)]
     number = min(draw(st.sampled_from([1, 0, 2, 3])), len(possible))
-    bugs = _compatible(draw(st.lists(st.sampled_from(possible), min_size=number, max_size=number, unique=True)))
+    bugs = _compatible(draw(st.lists(st.sampled_from(possible), min_size=number, max_size=number, unique=True)), topology)
     company = {name: draw(st.booleans()) for name in ("weights", "l2", "clip", "micro", "remainder", "dropout")}
     for name, needed_by, not_with in (
         ("weights", {"local-normalization"}, {"loss-scaling", "uneven-batch"}),
@@ -134,7 +134,7 @@ def _applies(bug: str, topology: str, style: str) -> bool:
     return True
 
 
-def _compatible(bugs: list[str]) -> list[str]:
+def _compatible(bugs: list[str], topology: str) -> list[str]:
     """Return the bugs, in their order, without those that an earlier one excludes."""
     kept: list[str] = []
     for bug in bugs:
@@ -143,8 +143,10 @@ def _compatible(bugs: list[str]) -> list[str]:
             "samples-missing",
             "samples-repeated",
         }
+        # Replicas that all have the same examples divide by the same count, and by that of one device.
+        are_alike = topology == "2x1" and {bug, *others} >= {"samples-repeated", "local-normalization"}
         hidden = {bug, *others} & _HIDDEN_BY_NO_SUM if "missing-all-reduce" in {bug, *others} else set()
-        if not excluded and not hidden:
+        if not (excluded or are_alike or hidden):
             kept.append(bug)
     return kept
 

@@ -203,6 +203,13 @@ def of_multiples_of_weights(case: Case) -> Sign | None:
     fits = tuple(fit for fit in case.explain_gradients().fits if fit.decay and not _stands_apart(fit))
     regularized = set(case.facts.regularized)  # layers with regularizers, if there are some
     is_of_others = regularized and fits and not regularized & set(fits[0].decay)
+    if not fits and _is_scaled_with_the_losses(case):
+        return Sign(
+            "A regularization term counts too often, as the losses of the examples do: every replica adds all of it, and the "
+            "gradients are summed.",
+            f"Every gradient is {factor_in_words(case, case.num_replicas)[0]}, and the loss has a term that no example enters. "
+            "If the losses of the examples alone are divided by the global batch, this term stays too large",
+        )
     if not fits or is_of_others or not _is_steady(fits) or case.has("accumulation"):
         return None
     case.explain_fits(fits)
@@ -222,6 +229,16 @@ def of_multiples_of_weights(case: Case) -> Sign | None:
         f"without it the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor"
         + (coefficient if l2 > 0 else ""),
     )
+
+
+def _is_scaled_with_the_losses(case: Case) -> bool:
+    """Return whether the loss has a term of the weights alone, and each replica takes the mean of its own examples' losses."""
+    fits = _fits(case, replicated=False)
+    if not case.has("loss-scaling") or not fits or case.facts.gathers or case.facts.joins or _is_added_up(case, fits):
+        return False
+    are_whole = all(abs(fit.scale / case.num_replicas - 1) < _near(case) and not (fit.shares or fit.decay) for fit in fits)
+    is_in_the_loss = not case.losses_agree([fits[0].step])
+    return are_whole and is_in_the_loss and any("penalty" in record["roles"] for record in case.lines.of("loss"))
 
 
 def _stands_apart(fit: Fit) -> bool:
@@ -272,11 +289,14 @@ def of_own_losses(case: Case) -> Sign | None:
 
 
 def weighted(case: Case) -> list[Fit]:
-    """Return the steps with a weight for each replica that nothing else explains: uneven rows have other weights besides."""
+    """Return the steps with a weight for each replica that nothing else explains: uneven rows have other weights besides.
+
+    What the weights of replicas and a regularization explain together has two causes.
+    """
     uneven = case.ledger.uneven if case.ledger is not None and case.has("uneven-batch") else ()
     left = {(point.measure.key.optimizer, point.step) for point in case.left() if point.measure.key.kind == "gradient"}
     fits = case.explain_gradients().weighted
-    return [fit for fit in fits if fit.step not in uneven and (fit.taped or (fit.optimizer, fit.step) in left)]
+    return [f for f in fits if f.step not in uneven and (f.taped or f.decay or (f.optimizer, f.step) in left)]
 
 
 def _with_weights(fits: Sequence[Fit]) -> str:

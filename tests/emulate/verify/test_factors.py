@@ -94,3 +94,56 @@ def test_a_factor_of_gradients_whose_losses_agree_is_blamed_on_what_is_made_of_t
 
     (cause,) = judge(case_of(trained(1), trained(4))).causes
     assert (cause.code, cause.stage, [location.line for location in cause.locations]) == ("loss-scaling", stage, [line])
+
+
+@pytest.mark.parametrize("is_scaled", [True, False], ids=["term divided", "term not divided"])
+@pytest.mark.parametrize("has_term", [True, False], ids=["a term of the weights", "examples alone"])
+def test_a_term_of_the_weights_that_is_scaled_as_its_loss_is_has_a_cause_too(
+    folder: Folder, has_term: bool, is_scaled: bool
+) -> None:
+    def entry(number: int, role: str) -> dict[str, object]:
+        return {"file": "train.py", "line": number, "text": "", "operations": {"Add": 1}, "roles": {role: 0}, "near": 0}
+
+    start = np.linspace(-1, 1, 128, dtype="f4")
+
+    def trained(replicas: int) -> Trace:
+        def step(made: Made, k: int) -> None:
+            of_term = np.float32(0.5) * start / np.float32(replicas if is_scaled else 1) * np.float32(has_term)
+            for r, local in enumerate(DRAWN[0, k].reshape(replicas, 4 // replicas, -1).sum(axis=1)):
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                made.step(
+                    k, {"w": local * np.float32(replicas) + of_term}, {"w": start}, replica=r, rows=rows, objective=1.0 + r
+                )
+
+        made = folder.made(f"1x{replicas}")
+        stages = {"gradient": [], "loss": [entry(5, "mean"), *[entry(6, "penalty")] * has_term]}
+        made.event({"event": "lines", "function": "step", "stages": stages})
+        for r in range(replicas):
+            made.initial({"w": start}, replica=r)
+        return loop(made, step)
+
+    found = judge(case_of(trained(1), trained(4)))
+    both = ["loss-scaling", "regularization-per-replica"]
+    assert codes(found) == (both if has_term and not is_scaled else both[:1])
+    assert [location.line for cause in found.causes[1:] for location in cause.locations] == [6] * (len(found.causes) - 1)
+
+
+def test_a_count_of_each_replica_and_a_term_of_the_weights_that_one_fit_explains_are_two_causes(folder: Folder) -> None:
+    start = np.linspace(-1, 1, 128, dtype="f4")
+    counts = np.array([4, 2, 5, 1], "f4")
+
+    def trained(replicas: int) -> Trace:
+        def step(made: Made, k: int) -> None:
+            shares = np.float32(4) * counts / counts.sum() if replicas == 1 else np.ones(4, "f4")
+            locals_ = (shares[:, None] * DRAWN[0, k]).reshape(replicas, 4 // replicas, -1).sum(axis=1)
+            for r, local in enumerate(locals_):
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                made.step(k, {"w": local + np.float32(0.02) * start}, {"w": start}, replica=r, rows=rows, objective=1.0 + r)
+
+        made = folder.made(f"1x{replicas}")
+        for r in range(replicas):
+            made.initial({"w": start}, replica=r)
+        return loop(made, step)
+
+    found = judge(case_of(trained(1), trained(4)))
+    assert codes(found) == ["regularization-per-replica", "local-normalization"]
