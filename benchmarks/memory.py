@@ -15,7 +15,12 @@ from benchmarks.figure import Figure
 
 _OFTEN = 0.1
 _GOAL = 1.3
-_PROGRAMS = (("digits_loop", "equivalent"), ("transformer", "equivalent"), ("mobilenet_fit", "by-design"))
+_PROGRAMS = (
+    ("digits_loop", "equivalent"),
+    ("transformer", "equivalent"),
+    ("mobilenet_fit", "by-design"),
+    ("dense", "equivalent"),
+)
 
 
 def figures() -> Iterator[Figure]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.figure import Figure, seconds
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = ("digits_loop", "transformer", "unet", "mobilenet_fit", "resnet50")
+PROGRAMS = ("digits_loop", "transformer", "unet", "mobilenet_fit", "resnet50", "dense")
 VARIANTS = ("equivalent", "by-design", "divergent")
 TOPOLOGY = "1x4"
 

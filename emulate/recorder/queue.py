@@ -167,7 +167,8 @@ def is_sampled(key: Key, value: Any, shards: Collection[str]) -> bool:
     if key[0] not in ("weight", "variable") or key[1] in shards or isinstance(value, Sampled):
         return False
     is_known = value.shape is not None and None not in tuple(value.shape)
-    return is_known and math.prod(value.shape) > WEIGHT_ELEMENTS and tf.as_dtype(value.dtype).is_floating
+    dtype = tf.as_dtype(value.dtype)  # of floats of 8 bits TensorFlow tells no health
+    return is_known and math.prod(value.shape) > WEIGHT_ELEMENTS and dtype.is_floating and dtype.size > 1
 
 
 def _stride(shape: Iterable[int]) -> int:
