@@ -550,15 +550,15 @@ def is_function(graph: Any, name: str) -> bool:
     return bool(graph._is_function(name))
 
 
-def operations_of(graph: Any, name: str) -> list[Any]:
-    """Return the operations of a function that operations of a graph call (`Graph._functions`, TF 2.21)."""
+def body_of(graph: Any, name: str) -> Any:
+    """Return the graph of a function that operations of a graph call (`Graph._functions`, TF 2.21)."""
     function = graph._functions[name]
     body = getattr(function, "graph", None)
     if body is None:  # made by Defun, as in the loops of tf.nn.ctc_loss: the definition alone is left
         with graph.as_default():
             graphs = load("tensorflow.python.framework.function_def_to_graph")
             body = graphs.function_def_to_graph(function.definition, include_library_functions=True)
-    return list(body.get_operations())
+    return body
 
 
 def replica_collectives() -> list[tuple[Any, str]]:

@@ -325,10 +325,10 @@ class _Experiments:
     def _belongs(self, name: str, kind: str, others: Sequence[str]) -> bool:
         """Return whether a tensor is made of another one of them, or scales what is made of others and of no row besides.
 
-        A count has a meaning of its own, of whatever it is made.
+        A count, or a number of examples, has a meaning of its own, of whatever it is made.
         """
         whole = self._shares.whole
-        if kind != "count" and whole.before(name) & {*map(node_of, others)}:
+        if kind not in ("count", "number") and whole.before(name) & {*map(node_of, others)}:
             return True
         rows = set(whole.rows.values())
         of_others, of_rows = whole.after({*others}), whole.after(rows, {*others, *self._sizes})

@@ -13,6 +13,7 @@ from emulate import upstream
 from emulate.imports import tf
 from emulate.point import PASSING, Caller, around, caller, program_caller
 from emulate.recorder import Recorder, current_body
+from emulate.recorder.lines import stack_lines
 from emulate.trace import SO_FAR
 from emulate.upstream import averages, is_floating, mark_of_metric
 
@@ -37,7 +38,7 @@ def install_reduce(recorder: Recorder) -> None:
         frame = caller()
         function = program_caller(frame)
         if function is not None:
-            line = _line(result, frame)
+            line = _line(frame)
             name = places.name(f"{function.name}/reduce", function, line)
             is_mean = axis is None and averages(reduce_op)
             more = {"line": line, **({"how": "mean"} if is_mean else {})}
@@ -68,12 +69,10 @@ class _Places:
         return name if number == 1 else f"{name} {number}"
 
 
-def _line(result: Any, frame: Any) -> str:
-    """Return the program's line of a reduction. For code converted by autograph, the operation tells it."""
-    operation = getattr(result, "op", None)  # an eager tensor has none, also one that a `tf.function` captures
-    if operation is not None:
-        return upstream.line_of(operation)
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+def _line(frame: Any) -> str:
+    """Return the program's line of a reduction: the result does not tell it, which on one device is what is reduced."""
+    file, line = next(iter(stack_lines.here()[-1:]), (frame.f_code.co_filename, frame.f_lineno))
+    return f"{os.path.basename(file)}:{line}"
 
 
 def install_local_results(recorder: Recorder) -> None:

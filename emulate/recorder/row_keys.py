@@ -124,11 +124,17 @@ def keys_of(tensors: list[Any]) -> Any:
     for place, tensor in enumerate(tensors):
         if tensor.shape.rank is None or (tensor.shape[0] is not None and tensor.shape[0] != tensors[0].shape[0]):
             continue
-        rows = tf.reshape(tensor, [number, -1])
+        rows = tf.reshape(tensor, [tf.shape(tensor)[0], tf.reduce_prod(tf.shape(tensor)[1:])])
         is_whole = tensor.dtype.is_integer or tensor.dtype.is_bool
         bits = tf.cast(rows, tf.int32) if is_whole else tf.bitcast(tf.cast(rows, tf.float32), tf.int32)
-        keys += tf.reduce_sum(bits * _weights_of_bytes(tensor, tf.shape(bits)[1], place), axis=1)
+        parts = tf.reduce_sum(bits * _weights_of_bytes(tensor, tf.shape(bits)[1], place), axis=1)
+        keys += parts if place == 0 or tensor.shape[0] is not None else _for_each(number, parts)
     return mixed(tf.cast(keys, tf.uint32))
+
+
+def _for_each(number: Any, parts: Any) -> Any:
+    """Return the parts if there is one for each row: how many rows an input has may be known only when the step runs."""
+    return tf.cond(tf.size(parts) == number, lambda: parts, lambda: tf.zeros([number], tf.int32))
 
 
 def _weights_of_bytes(tensor: Any, columns: Any, place: int) -> Any:

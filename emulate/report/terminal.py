@@ -90,13 +90,13 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
 
 def reference_failure(reference: Reference, runs: Sequence[Run]) -> str | None:
     """Return how the reference failed, if no run shows the same error."""
-    shown = {_without_addresses(last_line(run.failure)) for run in runs if run.failure}
-    return reference.failure if _without_addresses(last_line(reference.failure)) not in shown else None
+    shown = {_without_numbers(last_line(run.failure)) for run in runs if run.failure}
+    return reference.failure if _without_numbers(last_line(reference.failure)) not in shown else None
 
 
-def _without_addresses(error: str) -> str:
-    """Return an error without memory addresses, which differ between processes."""
-    return re.sub(r"\b0x[0-9a-f]+\b", "", error)
+def _without_numbers(error: str) -> str:
+    """Return an error without memory addresses, which differ between processes, and without shapes of a batch or its share."""
+    return re.sub(r"\b0x[0-9a-f]+\b|\d+", "", error)
 
 
 def reference_text(reference: Reference, runs: Sequence[Run]) -> str:

@@ -157,3 +157,18 @@ def test_a_term_in_a_list_of_terms_that_counts_once_for_each_replica_is_named(pr
     (cause,) = verdict.runs[0].causes
     assert cause.code == "regularization-per-replica", render(verdict)
     assert cause.locations[0].text.startswith("penalty = "), render(verdict)
+
+
+def test_a_mean_over_own_rows_is_named_beside_rows_that_meet_though_its_size_is_that_of_what_meets(
+    preload: Preload, tmp_path: Path
+) -> None:
+    loss = """
+        others = tf.reverse(y, [0])
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(others, model(x, training=True))
+        loss = tf.reduce_mean(losses)
+"""
+    verdict = _verdict(tmp_path / "train.py", loss, preload)
+    places = {cause.code: cause.locations[0].text for cause in verdict.runs[0].causes}
+    assert places.keys() == {"loss-scaling", "in-batch-negatives"}, render(verdict)
+    assert places["loss-scaling"] == "loss = tf.reduce_mean(losses)"
+    assert places["in-batch-negatives"] == "others = tf.reverse(y, [0])"

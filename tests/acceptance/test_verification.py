@@ -293,6 +293,14 @@ def test_another_error_on_one_device_is_shown_too(preload: Preload, tmp_path: Pa
     assert text.index("ValueError: few") < text.index("KeyError: 'many'")
 
 
+def test_an_error_that_differs_in_the_numbers_of_examples_is_the_same_one(preload: Preload, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nraise ValueError(f'3 inputs expected, found shape=({sys.argv[1]}, 12)')")
+    text = render(emulate.verify(script, "1x2", args=["8"], reference_args=["32"], preload=preload))
+    assert "On one device (1x1, the reference) the program fails too." in text
+    assert "shape=(32, 12)" not in text
+
+
 def test_a_program_that_asks_for_input_is_told_that_there_is_none(preload: Preload, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("epochs = int(input())")

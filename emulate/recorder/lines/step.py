@@ -151,7 +151,13 @@ class StepLines:
         """Return the lines of each stage."""
         loss = walks.region(self.objective, self.rows, self._is_own)
         flows = walks.Flows(loss, self.rows, self.sizes)
-        stages = {"loss": self.lines(loss, self._roles_of_loss(loss, flows))} | self._of_given()
+        roles = self._roles_of_loss(loss, flows)
+        # A loss that is a tf.function, or has a loop, is one operation here: its lines are in the function that it calls.
+        for call, operation, words in walks.roles_inside([op for op in loss if self._is_own(op)], flows, self.sizes):
+            loss[operation] = loss[call]
+            is_loss = call.type.endswith("PartitionedCall") and not flows.of(call.outputs[0]).batched
+            roles[operation] = words if is_loss else words - {*_IN_THE_TAIL}
+        stages = {"loss": self.lines(loss, roles)} | self._of_given()
         for stage, entries in self.calls.items():
             stages[stage] = [*stages.get(stage, []), *entries]
         return {stage: entries for stage, entries in stages.items() if entries}

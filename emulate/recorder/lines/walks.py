@@ -106,13 +106,18 @@ class Flows:
 
     Args:
         operations: The region.
-        rows: The tensors that hold examples.
+        rows: The tensors that hold examples; or what tensors depend on.
         sizes: Their numbers of examples, as far as they are known.
         enter: Whether what enters a function may hold examples, too: where it is the function of a loop.
     """
 
     def __init__(
-        self, operations: Collection[Any], rows: Collection[Key], sizes: Collection[int] = (), *, enter: bool = True
+        self,
+        operations: Collection[Any],
+        rows: Collection[Key] | Mapping[Key, Flow],
+        sizes: Collection[int] = (),
+        *,
+        enter: bool = True,
     ) -> None:
         self._rows, self._sizes, self._enter = rows, sizes, enter
         self._known: dict[Any, Flow] = {}
@@ -122,7 +127,7 @@ class Flows:
     def of(self, tensor: Any) -> Flow:
         """Return what a tensor depends on."""
         if key_of(tensor) in self._rows:
-            return Flow(rows=True, batched=True)
+            return self._rows[key_of(tensor)] if isinstance(self._rows, Mapping) else Flow(rows=True, batched=True)
         return self._known.get(tensor.op, Flow())
 
     def dims(self, tensor: Any) -> int:
@@ -242,6 +247,17 @@ def _mixing(operation: Any, inputs: list[Flow], output: Flow, flows: Flows) -> s
     return {"mixes" if output.weights else "mixes-data"}
 
 
+def roles_inside(operations: Collection[Any], flows: Flows, sizes: Collection[int]) -> Iterator[tuple[Any, Any, set[str]]]:
+    """Yield each call with each operation of the functions that it calls, and what that does with the examples."""
+    for call in operations:
+        for body in _bodies(call) if hasattr(call, "node_def") else ():  # eager code has no graph
+            given = zip(reversed(body.inputs), reversed(call.inputs), strict=False)  # a condition has its predicate before them
+            inner, entering = body.get_operations(), {key_of(inside): flows.of(outside) for inside, outside in given}
+            flows_inside = Flows(inner, entering, sizes, enter=False)
+            yield from ((call, operation, roles(operation, flows_inside)) for operation in inner)
+            yield from ((call, operation, words) for _, operation, words in roles_inside(inner, flows_inside, sizes))
+
+
 def counts(operations: Collection[Any], flows: Flows) -> set[Any]:
     """Return the reductions that make a divisor of the data alone: a number of tokens, a sum of weights."""
     reductions: set[Any] = set()
@@ -350,9 +366,10 @@ class _Builder:
         kind = "Call" if upstream.is_function(operation.graph, operation.type) else operation.type
         self.graph.operations.append([kind, _attributes(definition), inputs])
         self.graph.made.append(operation)
-        for inner in _called(operation.graph, definition):
-            if inner.type not in _NOT_LISTED:
-                self.add(inner)
+        for body in _bodies(operation):
+            for inner in body.get_operations():
+                if inner.type not in _NOT_LISTED:
+                    self.add(inner)
 
     def _input(self, tensor: Any) -> list[int]:
         while tensor.op.type == "Identity":
@@ -408,10 +425,11 @@ def _names_of(value: Any) -> Iterator[str]:
     yield from (function.name for function in value.list.func)
 
 
-def _called(graph: Any, definition: Any) -> Iterator[Any]:
-    """Yield the operations of the functions that an operation calls: by its type, or by its attributes."""
-    if upstream.is_function(graph, definition.op):
-        yield from upstream.operations_of(graph, definition.op)
+def _bodies(operation: Any) -> Iterator[Any]:
+    """Yield the graphs of the functions that an operation calls: by its type, or by its attributes."""
+    definition = operation.node_def
+    if upstream.is_function(operation.graph, definition.op):
+        yield upstream.body_of(operation.graph, definition.op)
     for _, value in sorted(definition.attr.items()):
         for name in _names_of(value):
-            yield from upstream.operations_of(graph, name)
+            yield upstream.body_of(operation.graph, name)

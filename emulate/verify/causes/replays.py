@@ -58,7 +58,7 @@ def of_turns(case: Case) -> Sign | None:
 def of_changed_gradients(case: Case) -> Sign | None:
     """Look for gradients that each replica changes by itself, where the losses agree: clipped or normalized by hand."""
     first = _open_step(case)
-    if first is None or not case.losses_agree([first]):
+    if first is None or not case.losses_agree([first]) or _adds_noise(case, first):
         return None
     agrees = _rebase_where_grouping(case, first, matters=True)
     if agrees is None:
@@ -151,7 +151,7 @@ def of_each_replica(case: Case) -> Sign | None:
 def of_meetings(case: Case) -> Sign | None:
     """Look for examples that depend on which others their replica has."""
     first = _open_step(case)
-    if first is None:
+    if first is None or _adds_noise(case, first):
         return None
     before, optimizer = _first_in_words(case, first), case.base.exceeding[0].measure.key.optimizer
     agrees = _rebase_where_grouping(case, first, matters=True)
@@ -159,6 +159,11 @@ def of_meetings(case: Case) -> Sign | None:
         return None
     case.unreachable.append(_WITHOUT_EXAMPLES)
     return Sign(DEPENDENT, f"{before}; {agrees}", OF_PADDING if is_padded_otherwise(case, optimizer, first) else None)
+
+
+def _adds_noise(case: Case, step: int) -> bool:
+    """Return whether the step draws for gradients of a loss that agrees: noise that each replica adds is no other cause."""
+    return case.losses_agree([step]) and bool(operations("given", "draw").find(case.lines))
 
 
 def of_losses_alone(case: Case) -> Sign | None:

@@ -51,6 +51,8 @@ def _search_loss(case: Case) -> Sign | None:
     is_scaled = name.startswith("metric/") and _by_replicas(case, [p.factor for p in wrong]) is not None
     fix = _OF_MEANS if what == _OF_REPLICAS else _OF_A_METRIC if is_scaled else None
     fix = _of_logs(case) if is_of_keras else fix
+    if fix == _OF_FIT and _is_updated_by_the_program(case, name) and _by_replicas(case, [p.factor for p in wrong]) is not None:
+        fix = _OF_A_METRIC
     evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.kind == "loss")
     blame = [updates_of(name.rpartition("/")[2])] if is_of_keras or is_scaled else ()
@@ -139,6 +141,11 @@ def _of_logs(case: Case) -> str:
         return _OF_CENTRAL_STORAGE if _has_central_storage(case) else _OF_OLD_KERAS
     are_own = [event["own_train_step"] for _, event in case.untouched.of("program") if "own_train_step" in event]
     return _OF_A_TRAIN_STEP if any(are_own) or not are_own else _OF_FIT
+
+
+def _is_updated_by_the_program(case: Case, name: str) -> bool:
+    """Return whether the program itself gives a metric what Keras then logs."""
+    return any(not line.get("called") for line in updates_of(name.rpartition("/")[2]).find(case.lines))
 
 
 def _has_central_storage(case: Case) -> bool:

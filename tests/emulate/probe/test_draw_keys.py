@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,3 +58,13 @@ def test_a_row_has_its_key_whether_the_graph_knows_how_wide_it_is_or_not_and_wha
     keys = known(batch).numpy().tolist()
     assert unknown(batch).numpy().tolist() == keys
     assert unknown(np.pad(batch, [(0, 0), (0, 3)])).numpy().tolist() == keys
+
+
+@pytest.mark.parametrize("others", [3 * [0.0], 12 * [0.0]], ids=["fewer", "more"])
+def test_an_input_with_another_number_of_rows_has_no_part_in_the_keys(others: list[float]) -> None:
+    rows, others_rows = tf.reshape(tf.range(8.0), (4, 2)), tf.constant(others)[:, None]
+    spec = tf.TensorSpec([None, None])
+    keys = tf.function(lambda *tensors: keys_of([*tensors]), input_signature=[spec, spec, spec])
+    alone = keys(rows, rows, tf.zeros((3, 1)))
+    assert keys(rows, rows, others_rows).numpy().tolist() == alone.numpy().tolist()
+    assert keys(rows, rows + 1.0, others_rows).numpy().tolist() != alone.numpy().tolist()

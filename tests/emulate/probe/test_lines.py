@@ -86,6 +86,44 @@ def test_each_stage_has_the_lines_of_its_operations(recorded: Any, topology: str
     }
 
 
+def contrasts() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable(tf.ones((4, 2)))
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        optimizer.build([weight])
+
+    @tf.function
+    def contrast(x: Any) -> Any:
+        total = 0.0
+        for i in tf.range(2):
+            total += tf.reduce_sum(tf.square(x @ tf.transpose(x)))  # meets
+            total += tf.cast(i, tf.float32)
+        return total + tf.reduce_mean(x)  # decorated mean
+
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = contrast(x @ weight)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    data = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal((16, 4), (1, 2))).batch(8)
+    for batch in strategy.experimental_distribute_dataset(data):
+        tf.function(strategy.run)(step, args=(batch,))
+
+
+def test_lines_of_a_loss_that_is_a_function_with_a_loop_are_those_inside(recorded: Any) -> None:
+    source, first = inspect.getsourcelines(contrasts)
+    inside = {
+        name: first + next(n for n, line in enumerate(source) if line.endswith(f"# {name}\n"))
+        for name in ("meets", "decorated mean")
+    }
+    trace = recorded(contrasts, "1x2")
+    assert lines_of(trace, "loss", "mixes") == [inside["meets"]]
+    assert lines_of(trace, "loss", "mean") == [inside["decorated mean"]]
+
+
 def test_how_many_batches_are_skipped_and_taken_is_recorded_with_the_line(recorded: Any) -> None:
     def program() -> None:
         import numpy as np

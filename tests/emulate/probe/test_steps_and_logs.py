@@ -205,3 +205,44 @@ def test_what_is_reduced_tells_its_line_and_whether_by_a_mean(recorded: Any, eag
         ("train/reduce", "mean", f"test_steps_and_logs.py:{first}"),
         ("train/reduce 2", None, f"test_steps_and_logs.py:{first + 1}"),
     ]
+
+
+def shared_reduction() -> None:
+    """Two steps of which one function makes what the program calls."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weights = tf.Variable(tf.zeros([6, 3]), name="weights")
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([weights])
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ weights)) / BATCH
+        optimizer.apply([tape.gradient(loss, weights)], [weights])
+        return loss
+
+    def size(x: Any, y: Any) -> Any:
+        del y
+        return tf.reduce_sum(x**2) / BATCH
+
+    def distributed(call: Any) -> Any:
+        def run(*batch: Any) -> Any:
+            return strategy.reduce("sum", strategy.run(call, args=batch), axis=None)
+
+        return tf.function(run)
+
+    train, measure = map(distributed, (step, size))
+    for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)):
+        train(x, y)
+        measure(x, y)
+
+
+@pytest.mark.parametrize("topology", ["1x1", "1x2"])
+def test_what_one_line_reduces_for_several_steps_has_one_name_on_any_number_of_replicas(recorded: Any, topology: str) -> None:
+    reports = recorded(shared_reduction, topology, reference=topology == "1x1").reports
+    lines, start = inspect.getsourcelines(shared_reduction)
+    line = start + next(number for number, line in enumerate(lines) if "strategy.reduce(" in line)
+    assert {(one.name, one.line) for one in reports} == {("run/reduce", f"test_steps_and_logs.py:{line}")}

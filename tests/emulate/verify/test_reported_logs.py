@@ -52,6 +52,29 @@ def test_the_cure_of_a_logged_loss_speaks_of_a_train_step_where_the_program_has_
     assert _judged(folder, "loss", "loss", 0.7, own_train_step=own).causes[0].fix.startswith(cure)
 
 
+def test_a_metric_that_the_program_itself_gives_a_divided_loss_is_told_how_to_undo_that(
+    folder: Folder,
+) -> None:
+    line = {"file": "train.py", "line": 9, "text": "tracker.update_state(loss)"}
+    stages = {
+        "update": [line | {"roles": {"apply": 0}}],
+        "reported": [line | {"roles": {"update": 0}, "name": "style_loss/total"}],
+    }
+
+    def run(made: Made, step: Any, logged: float) -> Any:
+        def report(made: Made, k: int) -> None:
+            if k == 0:
+                made.event({"event": "program", "own_train_step": False})
+                made.event({"event": "lines", "function": "step", "stages": stages})
+            step(made, k)
+            made.report("loss", "batch/style_loss", k, logged)
+
+        return loop(made, report)
+
+    (cause,) = judge(case_of(run(folder.made(), right_reference, 0.4), run(folder.made("1x4"), right_topology, 0.1))).causes
+    assert cause.fix.startswith("Every replica updates a `keras.metrics.Mean` once")
+
+
 @pytest.mark.parametrize(("kind", "name"), [("metric", "auc"), ("loss", "loss")])
 def test_the_fix_of_a_log_is_a_newer_keras_if_all_replicas_share_the_variables_of_a_metric(
     folder: Folder, kind: str, name: str

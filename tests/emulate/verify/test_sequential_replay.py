@@ -27,6 +27,7 @@ def trained(
     repeats: bool = False,
     joins: bool = False,
     clips: bool = False,
+    draws: bool = False,
 ) -> Trace:
     """A run with these local gradients: step, replica, element; several updates in a call or one."""
 
@@ -42,6 +43,9 @@ def trained(
     made = folder.made(f"1x{locals_.shape[1]}")
     clipped_by = ["clip_by_global_norm"] if clips else []
     made.event({"event": "program", "repeated": ["sgd"] * repeats, "joins_gradients": joins, "clipped_by": clipped_by})
+    if draws:
+        line = {"file": "train.py", "line": 9, "text": "gradient += noise", "roles": {"draw": 1}, "operations": {"Add": 1}}
+        made.event({"event": "lines", "function": "step", "stages": {"given": [line]}})
     return loop(made, step, weights=32)
 
 
@@ -53,8 +57,9 @@ def judged(
     *,
     regrouped: Array | None = None,
     backwards: Array | None = None,
+    draws: bool = False,
 ) -> Judgement:
-    topology = trained(folder, PARTS, objective)
+    topology = trained(folder, PARTS, objective, draws=draws)
     ways = {f"{switch}-regrouped": regrouped, f"{switch}-backwards": backwards}
     given = {switch: one_after_the_other} | {name: way for name, way in ways.items() if way is not None}
 
@@ -109,6 +114,12 @@ def test_the_same_loss_with_other_gradients_was_changed_after_the_tape(folder: F
     found = judged(folder, "replicas-summed", PARTS.sum(axis=1, keepdims=True), objective=1.0)
     assert codes(found) == ["clip-before-reduce"]
     assert "clips or normalizes" in found.causes[0].summary
+
+
+def test_noise_that_each_replica_adds_to_its_gradient_is_no_clipping_and_couples_no_rows(folder: Folder) -> None:
+    found = judged(folder, "replicas-summed", PARTS.sum(axis=1, keepdims=True), objective=1.0, draws=True)
+    assert codes(found) == ["unexplained"]
+    assert [location.line for location in found.causes[0].locations] == [9]
 
 
 @pytest.mark.parametrize(
