@@ -185,10 +185,9 @@ def _open_step(case: Case) -> int | None:
     Not where a cause has explained it.
     """
     first, found = case.base.first_step("gradient"), case.explain_gradients()
-    if not any(point.step == first and point.measure.key.kind == "gradient" for point in case.left()):
-        return None
+    left = {point.step for point in case.left() if point.measure.key.kind == "gradient"}
     without_count = [fit.step for fit in found.weighted if not case.are_counts(fit)]
-    return first if first in [*(step for _, step in found.unexplained), *without_count] else None
+    return first if first in left & {*(step for _, step in found.unexplained), *without_count} else None
 
 
 def _first_in_words(case: Case, step: int) -> str:
