@@ -62,20 +62,26 @@ def train(x):
 
 
 for number, x in enumerate(strategy.experimental_distribute_dataset(data)):
-    if number == 2 and not {loads} and not is_first:
+    if {lowers}:
         optimizer.learning_rate = optimizer.learning_rate / 4  # BUG: update
     train(x)
 """
 
 
 @pytest.mark.parametrize(
-    ("loads", "code", "stage"), [(True, "initial-weights", "start"), (False, "replicas-disagree", "update")]
+    ("loads", "lowers", "code", "stage"),
+    [
+        (True, "False", "initial-weights", "start"),
+        (False, "number == 2 and not is_first", "replicas-disagree", "update"),
+        (False, "number == 2 + is_first", "replicas-disagree", "update"),
+    ],
+    ids=["weights", "rate", "rate in other steps"],
 )
-def test_a_finding_points_at_the_line_that_one_host_alone_runs(
-    loads: bool, code: str, stage: str, preload: Preload, tmp_path: Path
+def test_a_finding_points_at_the_line_that_one_host_alone_runs_or_in_other_steps(
+    loads: bool, lowers: str, code: str, stage: str, preload: Preload, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(BY_ONE_HOST.format(loads=loads))
+    script.write_text(BY_ONE_HOST.format(loads=loads, lowers=lowers))
     first = emulate.verify(str(script), topology="2x1", preload=preload).runs[0].causes[0]
     assert (first.code, first.stage) == (code, stage)
     assert first.location is not None
