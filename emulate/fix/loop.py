@@ -215,8 +215,8 @@ class _Search:
 
     def _is_own(self, file: Path) -> bool:
         """Return whether a file is the program's, and no installed package's."""
-        folders = (Path.cwd(), self.program.folder)
-        return file.suffix in _EDITED and any(file.is_relative_to(one) for one in folders) and "site-packages" not in file.parts
+        below = [file.relative_to(one) for one in (Path.cwd(), self.program.folder) if file.is_relative_to(one)]
+        return file.suffix in _EDITED and any("site-packages" not in path.parts for path in below)
 
     def _verify(self, texts: dict[Path, bytes]) -> Verdict:
         self.verifications += 1

@@ -66,7 +66,8 @@ def _draw(recorder: Recorder, distribution: str, original: Any, body: Body, plac
     template = original(*args, **kwargs)
     # A few whole numbers may be the same on replicas by chance.
     may_be_same = distribution in distributions.WHOLE or not template.dtype.is_floating
-    _observe(recorder, body, place, template, _sample(template, body.number if may_be_same else None))
+    of_rows = _sample(template, body.number if may_be_same else None)
+    _observe(recorder, body, place, template, of_rows, of_parts=_is_of_parts(template))
     _count_rows(recorder, body, template, place)
     if recorder.plan.own_draws:
         return template
@@ -100,7 +101,7 @@ def _draw_in_python(recorder: Recorder, generator: Any, original: Any, body: Bod
     return drawn
 
 
-def _observe(recorder: Recorder, body: Body, place: int, value: Any, of_rows: Any) -> None:
+def _observe(recorder: Recorder, body: Body, place: int, value: Any, of_rows: Any, *, of_parts: bool = False) -> None:
     """Record a sample of what the program draws, also where others take its place: two runs must make the same.
 
     Args:
@@ -109,9 +110,10 @@ def _observe(recorder: Recorder, body: Body, place: int, value: Any, of_rows: An
         place: The number of the draw in it.
         value: What is drawn.
         of_rows: The sample if it is drawn for rows; None where it never is.
+        of_parts: Whether it may be drawn for parts of the batch that the step has joined.
     """
     key: tuple[Any, ...] = ("draw", len(body.draws))
-    if of_rows is None or _is_of_all_rows(body, value, place):
+    if of_rows is None or _is_of_all_rows(body, value, place, of_parts=of_parts):
         key, of_rows = ("draw", f"{_named(body, place)} {value.shape}"), _sample(value, None)
         recorder.facts.own_draws = True
         recorder.lines.note_call("draw", {"of": key[1]})
@@ -119,13 +121,15 @@ def _observe(recorder: Recorder, body: Body, place: int, value: Any, of_rows: An
         body.draws.append((key, of_rows))
 
 
-def _is_of_all_rows(body: Body, value: Any, place: int) -> bool:
-    """Return whether a draw is for the batch as a whole: it has no entry for each example."""
+def _is_of_all_rows(body: Body, value: Any, place: int, *, of_parts: bool) -> bool:
+    """Return whether a draw is for the batch as a whole: it has no entry for each example that the step or a layer has."""
     if value.shape.rank == 0:
         return True
-    numbers = {tensor.shape[0] for _, tensor in body.inputs if tensor.shape.rank}
+    rows = [*(tensor for _, tensor in body.inputs), *(body.row_keys.in_hand if body.row_keys is not None else ())]
+    numbers = {tensor.shape[0] for tensor in rows if tensor.shape.rank}
     is_known = bool(numbers) and bool(value.shape.is_fully_defined())
-    return (is_known and value.shape[0] not in numbers) or _is_of_a_weight(body, value, place)
+    are_parts = of_parts and is_known and any(number and value.shape[0] % number == 0 for number in numbers)
+    return (is_known and value.shape[0] not in numbers and not are_parts) or _is_of_a_weight(body, value, place)
 
 
 def _candidates(recorder: Recorder, body: Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -155,7 +159,8 @@ def _shuffled(recorder: Recorder, body: Body, place: int, original: Callable[...
     if body.row_keys is None:
         order = tf.argsort(of_place)
         return tf.gather(value, order)
-    of_rows = tf.cast(mixed(body.row_keys.of_batch + _salt(recorder, place)), tf.int64)
+    in_hand, place_of_rows = body.row_keys.at(place)
+    of_rows = tf.cast(mixed(in_hand + _salt(recorder, place_of_rows)), tf.int64)
     keys = tf.cond(tf.equal(shape[0], tf.shape(of_rows)[0]), lambda: of_rows, lambda: of_place)
     order = tf.argsort(keys, stable=True)
     shuffled = tf.gather(value, tf.gather(tf.roll(order, -1, 0), tf.argsort(order)))
@@ -266,7 +271,8 @@ def _bits(recorder: Recorder, body: Body, template: Any, shape: Any, place: int,
 
 
 _joined: weakref.WeakKeyDictionary[Any, tuple[int, set[int | None]]] = weakref.WeakKeyDictionary()
-"""How many operations of a graph were seen, and the lengths of what they have joined one after the other."""
+"""How many operations of a graph were seen, and the lengths of what they have joined one after the other. A vector may be
+a shape."""
 
 
 def _is_of_parts(template: Any) -> bool:
@@ -277,7 +283,7 @@ def _is_of_parts(template: Any) -> bool:
     seen, lengths = _joined.get(graph, (0, set()))
     operations = graph.get_operations()
     for op in operations[seen:]:  # each once: a large graph has many draws
-        if op.type == "ConcatV2" and op.outputs[0].shape.rank and tf.get_static_value(op.inputs[-1]) == 0:
+        if op.type == "ConcatV2" and (op.outputs[0].shape.rank or 0) > 1 and tf.get_static_value(op.inputs[-1]) == 0:
             lengths.add(op.outputs[0].shape[0])
     _joined[graph] = len(operations), lengths
     return length in lengths

@@ -72,7 +72,7 @@ def _call_once(
     plan = recorder.plan
     args, kwargs, order = interventions.examples(body.label, args, kwargs)
     args, kwargs = recorder.functions.apart(args, kwargs)
-    body.begin_pass(args, kwargs, keys_rows=not plan.own_draws)
+    body.begin_pass(args, kwargs)
     result = function(*args, **kwargs)
     if order is not None:
         result = put_back(body, order, result)

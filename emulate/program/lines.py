@@ -121,21 +121,38 @@ def lines_that_change_state(file: str, line: int) -> list[int]:
     Returns:
         Their numbers; none where the file cannot be read as Python.
     """
+    inside = _function_around(file, line)
+    outside = {name for node in inside if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    arguments = {node.arg for node in inside if isinstance(node, ast.arg)}
+    names = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own = (arguments | names) - outside
+    changed = (target for node in inside for target in _changed(node, outside))
+    return sorted({target.lineno for target in changed if _owner_of(target) not in own})
+
+
+def lines_that_return(file: str, line: int) -> list[int]:
+    """Return the lines of the function around a line that return a value, the last one first.
+
+    Args:
+        file: A Python file.
+        line: The number of a line in the function.
+
+    Returns:
+        Their numbers; none where the file cannot be read as Python.
+    """
+    inside = _function_around(file, line)
+    inner = {part for node in inside[1:] if isinstance(node, Function) for part in ast.walk(node)}
+    return sorted((n.lineno for n in inside if isinstance(n, ast.Return) and n.value and n not in inner), reverse=True)
+
+
+def _function_around(file: str, line: int) -> list[ast.AST]:
+    """Return all parts of the innermost function around a line, itself first; none where there is none."""
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return []
     around = [node for node in ast.walk(tree) if isinstance(node, Function) and node.lineno <= line <= (node.end_lineno or 0)]
-    if not around:
-        return []
-    function = max(around, key=lambda node: node.lineno)
-    named = (node for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal))
-    outside = {name for node in named for name in node.names}
-    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
-    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    own = (arguments | names) - outside
-    changed = (target for node in ast.walk(function) for target in _changed(node, outside))
-    return sorted({target.lineno for target in changed if _owner_of(target) not in own})
+    return list(ast.walk(max(around, key=lambda node: node.lineno))) if around else []
 
 
 def _changed(node: ast.AST, outside: set[str]) -> Iterator[ast.expr]:

@@ -102,8 +102,8 @@ def _without_our_frames(lines: Iterable[str]) -> Iterator[str]:
 
 
 def is_ours(file: str) -> bool:
-    """Return whether a file of a traceback belongs to gpudist or to the import machinery."""
-    return file in _MACHINERY or file.startswith(_OURS + "/")
+    """Return whether a file of a traceback belongs to gpudist or to the import machinery. Installed examples are programs."""
+    return file in _MACHINERY or (file.startswith(f"{_OURS}/") and not file.startswith(f"{_OURS}/examples/"))
 
 
 def is_core(file: str) -> bool:

@@ -116,13 +116,12 @@ class Body:
         """Return the samples of draws that can be used here."""
         return [(key, sample) for key, sample in self.draws if self.reachable([sample])]
 
-    def begin_pass(self, args: Any, kwargs: Any, *, keys_rows: bool) -> None:
+    def begin_pass(self, args: Any, kwargs: Any) -> None:
         """Begin a call of the function: the only one, or one of those that get one share after the other.
 
         Args:
             args: What enters. Each tensor is remembered under its position in the flattened arguments.
             kwargs: More of it.
-            keys_rows: Whether each row of it gets a 32-bit key of its contents.
         """
         self.num_draws = self.num_taped = 0
         self.last_tape = ([], 0)
@@ -131,7 +130,7 @@ class Body:
         entering = [part for position, value in places for part in tensors_of(position, value)]
         self.inputs += entering
         dense = [tensor for key, tensor in entering if key[2] == "dense" and tensor.dtype != tf.string]
-        if keys_rows and dense:
+        if dense:
             self.row_keys = RowKeys(dense)
 
     def taken(self) -> dict[int, Any]:

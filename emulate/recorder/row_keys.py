@@ -46,6 +46,11 @@ class RowKeys:
             self._made[key] = make(), graph  # with the graph, so that no other one gets its number
         return self._made[key][0]
 
+    @property
+    def in_hand(self) -> list[Any]:
+        """Return the rows that the outermost layer was called with; none outside of its call."""
+        return [] if self._part is None else [self._part[0]]
+
     @contextlib.contextmanager
     def in_call(self, model: Any, args: Any, num_draws: int) -> Iterator[None]:
         """Have draws in this block follow the rows that a model is called with.

@@ -447,7 +447,7 @@ class Case:
         if first is None or self.num_replicas < 2 or self.clips_out_of_sight:
             return None
         counted = {fit.optimizer for fit in explanation.weighted if fit.step == first and self.are_counts(fit)}
-        weighted = ((fit.optimizer, fit.step) for fit in explanation.weighted)
+        weighted = [(fit.optimizer, fit.step) for fit in explanation.weighted]
         is_clear = len(located(operations("loss", "count", "mean", "ratio").find(self.lines))) == 1
         layers = {tensor.split("/")[-2] for tensor in self.facts.batchnorm if "/" in tensor}
         for name, step in (*explanation.unexplained, *weighted):
@@ -455,7 +455,9 @@ class Case:
                 # Where a count for each replica explains the gradients already, experiments may cost a start to say whose.
                 may_start = name not in counted or not is_clear
                 found = self.lab.find_joins(self.pair, kept, name, first, may_start=may_start)
-                if found is not None and (own := found.without(layers)).tells:
+                own = None if found is None else found.without(layers)
+                is_of_own_loss = (name, step) in weighted and not self.lines.rows_meet
+                if own is not None and own.tells and not (is_of_own_loss and own.is_of_one_sum):
                     return own
         return None
 

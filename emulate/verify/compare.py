@@ -457,6 +457,7 @@ def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
 
 
 ONE_RUN = told("steps-in-one-run")("{} of {} (only one run went so far)")
+_OF_OTHER_CODE = told("other-examples-before")("{} (one device ran the steps alone here, without the code that reports it)")
 
 
 def _not_compared(runs: Runs) -> list[Told]:
@@ -475,7 +476,7 @@ def _not_compared(runs: Runs) -> list[Told]:
     if runs.reference.has_other_examples:
         evaluated = {report.name for report in runs.reference.reports}
         others = dict.fromkeys(report.name for report in runs.topology.reports if report.name not in evaluated)
-        texts += map(told("other-examples-before")("{} (the examples before it are not those of one device)").format, others)
+        texts += map(_OF_OTHER_CODE.format, others)
     texts += [told("other-batches")(f"{name} (in other batches, with the same total)") for name in of_other_batches(runs)]
     own = told("own-moving-statistics")("{} (each replica evaluates with the moving statistics of its own examples)")
     steps = told("other-number-of-steps")("{} (over all steps before it, and the runs made different numbers of steps)")

@@ -97,6 +97,11 @@ class Joins:
         )
 
     @property
+    def is_of_one_sum(self) -> bool:
+        """Return whether a sum or a mean that depends on the model is all: the loss is a function of it."""
+        return [one.kind in ("sum", "mean") and not one.of_data for one in self.members] == [True]
+
+    @property
     def constants(self) -> Sequence[Member]:
         """Return numbers that a replica has in another way than one device."""
         return [one for one in self.members if one.kind == "constant"]

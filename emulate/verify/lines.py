@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulate.program import lines_of_traceback, lines_that_change_state
+from emulate.program import lines_of_traceback, lines_that_change_state, lines_that_return
 from emulate.trace import Trace
 from emulate.verify.result import Outcome
 from emulate.verify.verdict import Location, StepGraph
@@ -215,11 +215,19 @@ def counted_apart(stage: str, *kinds: str) -> Blame:
 
 def changes_of_state(stage: str) -> Blame:
     """Look, in the functions that take gradients, for lines that change what outlives their call."""
+    return _around_tapes(stage, lines_that_change_state)
 
+
+def returned(stage: str) -> Blame:
+    """Look, in the functions that take gradients, for lines that return a value."""
+    return _around_tapes(stage, lines_that_return)
+
+
+def _around_tapes(stage: str, lines_of: Callable[[str, int], list[int]]) -> Blame:
     def find(lines: ProgramLines) -> list[Record]:
         records = [record for record in lines.of("gradient") if "tape" in record["roles"] and record.get("cell") is None]
         places = [(str(record["file"]), int(record["line"])) for record in records]
-        return [{"file": file, "line": number} for file, line in places for number in lines_that_change_state(file, line)]
+        return [{"file": file, "line": number} for file, line in places for number in lines_of(file, line)]
 
     return Blame(stage, find)
 

@@ -62,21 +62,61 @@ def train(x):
 
 
 for number, x in enumerate(strategy.experimental_distribute_dataset(data)):
-    if number == 2 and not {loads} and not is_first:
+    if {lowers}:
         optimizer.learning_rate = optimizer.learning_rate / 4  # BUG: update
     train(x)
 """
 
 
 @pytest.mark.parametrize(
-    ("loads", "code", "stage"), [(True, "initial-weights", "start"), (False, "replicas-disagree", "update")]
+    ("loads", "lowers", "code", "stage"),
+    [
+        (True, "False", "initial-weights", "start"),
+        (False, "number == 2 and not is_first", "replicas-disagree", "update"),
+        (False, "number == 2 + is_first", "replicas-disagree", "update"),
+    ],
+    ids=["weights", "rate", "rate in other steps"],
 )
-def test_a_finding_points_at_the_line_that_one_host_alone_runs(
-    loads: bool, code: str, stage: str, preload: Preload, tmp_path: Path
+def test_a_finding_points_at_the_line_that_one_host_alone_runs_or_in_other_steps(
+    loads: bool, lowers: str, code: str, stage: str, preload: Preload, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(BY_ONE_HOST.format(loads=loads))
+    script.write_text(BY_ONE_HOST.format(loads=loads, lowers=lowers))
     first = emulate.verify(str(script), topology="2x1", preload=preload).runs[0].causes[0]
     assert (first.code, first.stage) == (code, stage)
     assert first.location is not None
     assert first.location.text.endswith(f"# BUG: {stage}")
+
+
+RAW_LOSS = """
+import keras, numpy as np, tensorflow as tf
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss}
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(3).normal(size=(64, 8)).astype("float32")
+with tf.distribute.MirroredStrategy().scope():
+    model = Own()
+    model.compile("sgd", "mse")
+model.fit(x, x[:, :2], batch_size=16, verbose=0)
+"""
+
+
+def test_a_loss_that_a_train_step_returns_as_each_replica_has_it_is_found_at_the_return(
+    tmp_path: Path, preload: Preload
+) -> None:
+    (tmp_path / "train.py").write_text(RAW_LOSS)
+    (run,) = emulate.verify(tmp_path / "train.py", topology="1x2", preload=preload).runs
+    assert [(cause.code, cause.stage) for cause in run.causes] == [("loss-report", "reported")]
+    assert [location.text for location in run.causes[0].locations] == ['return {"loss": loss}']

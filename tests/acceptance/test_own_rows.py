@@ -242,30 +242,35 @@ def test_a_mean_over_what_is_masked_is_told_from_clipping_where_all_losses_are_a
 
 
 @pytest.mark.parametrize(
-    ("part", "code"),
+    ("part", "found", "member"),
     [
         pytest.param(
             "tf.reduce_sum(off) / tf.reduce_sum(found) / N",
-            "local-normalization",
+            ["local-normalization"],
+            "the sum (Sum, ",
             id="a count of its own",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "tf.reduce_sum(tf.nn.relu(classes - tf.reduce_mean(classes, 0))) / BATCH + tf.reduce_mean(off)",
-            "loss-scaling",
+            ["loss-scaling", "in-batch-negatives"],
+            "the number of examples (",
             id="a mean",
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_what_is_wrong_with_a_part_of_the_loss_is_found_in_the_tensors_that_it_alone_reaches(
-    part: str, code: str, tmp_path: Path, preload: Preload
+def test_what_is_wrong_with_a_part_of_the_loss_is_found_in_that_part_alone(
+    part: str, found: list[str], member: str, tmp_path: Path, preload: Preload
 ) -> None:
+    """No example depends on others where the part has a count of its own: nothing else is named there, allowed or not."""
     (tmp_path / "train.py").write_text(DETECTION.format(part=part))
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload, allow=("in-batch-negatives",)).runs
-    assert (run.verdict, codes(run)) == ("divergent", [code, "in-batch-negatives"])
-    assert "part of " in run.causes[0].summary
-    assert "box_head" in run.causes[0].evidence
+    assert (run.verdict, codes(run)) == ("divergent", found)
+    wrong = run.causes[0]
+    assert member in wrong.evidence
+    assert wrong.location is not None
+    assert wrong.location.text == f"loss += {part}"
 
 
 TUTORIAL = """
@@ -465,3 +470,36 @@ def test_each_part_of_a_joined_batch_has_draws_of_its_own_examples(preload: Prel
     verdict = emulate.verify(program, "1x2", preload=preload)
     assert verdict.runs[0].verdict in ("equivalent", "by-design"), render(verdict)
     assert {cause.code for cause in verdict.runs[0].causes} <= {"identical-dropout"}
+    assert not any(note.startswith("Each replica makes its own random draw") for note in verdict.runs[0].notes)
+
+
+TWICE = """
+import keras, numpy as np, sys, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+with strategy.scope():
+    layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dropout(0.5, seed=2), keras.layers.Dense(1)]
+    model, optimizer = keras.Sequential([keras.Input((6,)), *layers]), keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+def step(x):
+    half = x.shape[0] // 2
+    batches = [tf.concat([x, x], 0)] if sys.argv[1] == "joined" else [x[:half], x[half:]]
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(model(batch, training=True) ** 2) for batch in batches]) / 24
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+train = tf.function(lambda rows: strategy.reduce("SUM", strategy.run(step, args=(rows,)), axis=None))
+for rows in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(12, drop_remainder=True)):
+    train(rows)
+"""
+
+
+@pytest.mark.parametrize("how", ["joined", "split"])
+def test_equal_masks_of_replicas_are_found_in_parts_of_a_batch_and_in_a_batch_that_is_there_twice(
+    how: str, tmp_path: Path, preload: Preload
+) -> None:
+    program = tmp_path / "twice.py"
+    program.write_text(TWICE)
+    (run,) = emulate.verify(program, "1x2", args=[how], preload=preload).runs
+    assert (run.verdict, codes(run)) == ("by-design", ["identical-dropout"])
+    assert not any(note.startswith("Each replica makes its own random draw") for note in run.notes)

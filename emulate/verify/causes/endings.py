@@ -203,6 +203,10 @@ LIMITS = (
         (r"Unable to automatically build the model", r"does not have a `call\(\)` method implemented"),
         "Under a strategy Keras 3's fit first calls a model that is not built, and this one has no call()",
     ),
+    Limit(
+        (r"Unable to automatically build the model", r"has DataType float\d+ not in list of allowed values: u?int\d+"),
+        "Under a strategy Keras 3's fit first calls a model with the mean of the replicas' inputs: floats in place of integers",
+    ),
     Limit((r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"), _EMPTY_CONVOLUTION),
     Limit((r"Must provide as many biases as the last dimension .*\[\d+\] vs\. \[0(,\d+)+\]",), _EMPTY_CONVOLUTION),
     Limit((r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",), _EMPTY_CONVOLUTION),

@@ -157,7 +157,6 @@ def of_meetings(case: Case) -> Sign | None:
     agrees = _rebase_where_grouping(case, first, matters=True)
     if agrees is None:
         return None
-    case.unreachable.append(_WITHOUT_EXAMPLES)
     return Sign(DEPENDENT, f"{before}; {agrees}", OF_PADDING if is_padded_otherwise(case, optimizer, first) else None)
 
 
@@ -186,10 +185,14 @@ def of_losses_alone(case: Case) -> Sign | None:
 
 
 def _open_step(case: Case) -> int | None:
-    """Return the first step whose gradients differ, if no model explains it but for weights that are parts of no count."""
+    """Return the first step whose gradients differ, if no model explains it but for weights that are parts of no count.
+
+    Not where a cause has explained it.
+    """
     first, found = case.base.first_step("gradient"), case.explain_gradients()
+    left = {point.step for point in case.left() if point.measure.key.kind == "gradient"}
     without_count = [fit.step for fit in found.weighted if not case.are_counts(fit)]
-    return first if first in [*(step for _, step in found.unexplained), *without_count] else None
+    return first if first in left & {*(step for _, step in found.unexplained), *without_count} else None
 
 
 def _first_in_words(case: Case, step: int) -> str:
@@ -320,6 +323,7 @@ def _explains(case: Case, switch: str, step: int, first: bool) -> bool:
 
 def _rebase(case: Case, step: int, way: _Replay) -> str:
     again = way.comparison
+    case.unreachable.append(_WITHOUT_EXAMPLES)
     if not again.is_equivalent and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
         case.unreachable.append(_OTHER_REPORTS)

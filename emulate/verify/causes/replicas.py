@@ -301,7 +301,7 @@ def _search_disagree(case: Case) -> Sign | None:
         f"all agreed{by_factor}",
         [_OF_AN_END, GENERAL] if min(ends, default=np.inf) <= apart.step and case.untouched.num_hosts == 1 else None,
         # Of one factor is a learning rate, or another number that no optimizer trains.
-        blame=(made_apart("update", "assign", trainable=False),) if by_factor else (),
+        blame=[of_whom("update", "assign", trainable=False) for of_whom in (made_apart, made)] if by_factor else [],
         tensors=[apart.tensor],
     )
 

@@ -15,7 +15,7 @@ from emulate.verify.causes.updates import factor_of, first_of_update
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import objective
-from emulate.verify.lines import operations, updates_of
+from emulate.verify.lines import operations, returned, updates_of
 from emulate.verify.noise import Key
 
 
@@ -55,7 +55,8 @@ def _search_loss(case: Case) -> Sign | None:
         fix = _OF_A_METRIC
     evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.kind == "loss")
-    blame = [updates_of(name.rpartition("/")[2])] if is_of_keras or is_scaled else ()
+    blame = [updates_of(name.rpartition("/")[2])] if is_of_keras or is_scaled else []
+    blame += [returned("reported")] * (is_of_keras and case.facts.own_train_step)
     is_of_step = wrong[0].step == wrong[0].measure.step  # an epoch or an evaluation has that of many examples
     right = "the loss that is minimized" if is_of_step else "the loss of one device on the same examples"
     return Sign(f"The reported loss ({name}) is not {right}: {what}.", evidence, fix, blame=blame)

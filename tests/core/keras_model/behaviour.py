@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.core.keras_model import of_models
 from tests.core.keras_model.run import Run, digits, hidden, strategy
 
 
@@ -301,3 +302,16 @@ def warned(run: Run, folder: str) -> dict[str, list[str]]:
 def _made_within(strategy: Any, make: Any) -> Any:
     with strategy.scope():
         return make()
+
+
+def saved_between_updates() -> tuple[list[str], dict[str, Any]]:
+    """What is said where a model is saved between two updates, and how the loaded one and Keras alone go on."""
+    import warnings
+
+    import keras
+
+    keras.utils.set_random_seed(3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen = of_models.saved_between_updates(Run(strategy()))
+    return [str(one.message) for one in caught if one.category is UserWarning], seen

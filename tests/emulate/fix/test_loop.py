@@ -37,8 +37,8 @@ CODES = {
 class Judge:
     """Find the causes of `CODES` in the text that would run, and note how often it was asked."""
 
-    def __init__(self, monkeypatch, *, same_on_one_device=lambda text: True, more=lambda text: ()):
-        self.texts = []
+    def __init__(self, monkeypatch, *, same_on_one_device=lambda text: True, more=lambda text: (), at=None):
+        self.texts, self._at = [], at
         self.reference = Reference("ok", 20)
         self._more = more
         monkeypatch.setattr(loop, "verify", self._verify)
@@ -49,7 +49,7 @@ class Judge:
         text = dict(program.edits).get(program.file, program.file.read_bytes()).decode()
         self.texts.append(text)
         findings = [
-            Finding(code, "", "", f"fix of {code}", locations=(Location(str(program.file), number, line.strip()),))
+            Finding(code, "", "", f"fix of {code}", locations=(Location(str(self._at or program.file), number, line.strip()),))
             for number, line in enumerate(text.splitlines(), 1)
             for code, (wrong, right) in CODES.items()
             if wrong in line and (right is None or right not in line)
@@ -79,6 +79,19 @@ def test_three_causes_are_fixed_one_after_the_other(program, monkeypatch):
     assert report.verifications == len(judge.texts) == 4
     assert report.patch.count("\n-    ") == report.patch.count("\n+    ") == 3
     assert [one["verdict_after"] for one in report.to_json()["fixes"]] == ["divergent", "divergent", "equivalent"]
+
+
+@pytest.mark.parametrize(("of_findings", "exit_code"), [("train.py", 0), ("env/site-packages/layers.py", 1)])
+def test_a_program_among_installed_packages_is_edited_and_packages_in_its_folder_are_not(
+    of_findings, exit_code, tmp_path, monkeypatch
+):
+    folder = tmp_path / "site-packages" / "examples"
+    for name in ("train.py", "env/site-packages/layers.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(WRONG)
+    monkeypatch.chdir(tmp_path)
+    Judge(monkeypatch, at=folder / of_findings)
+    assert fix(Program.find(str(folder / "train.py")), ["1x4"]).exit_code == exit_code
 
 
 def test_a_right_program_is_left_alone(program, monkeypatch):

@@ -1,4 +1,4 @@
-"""Lines of a function that change what outlives its call."""
+"""Lines of a function that change what outlives its call, or return a value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emulate.program import lines_that_change_state
+from emulate.program import lines_that_change_state, lines_that_return
 
 PROGRAM = """
 calls, kept = 0, {"n": 0}
@@ -48,3 +48,23 @@ def test_outside_of_functions_and_in_what_is_no_python_there_is_none(script: Pat
     script.write_text("not python (")
     assert lines_that_change_state(str(script), 1) == []
     assert lines_that_change_state(str(script.with_name("gone.py")), 1) == []
+
+
+RETURNS = """
+class Model:
+    def train_step(self, data):
+        def part(x):
+            return x
+        if data is None:
+            return
+        if data is self:
+            return {"loss": 0}
+        return {"loss": part(data)}
+"""
+
+
+def test_values_are_returned_in_the_last_line_first_and_not_by_a_function_inside(script: Path) -> None:
+    script.write_text(RETURNS)
+    assert lines_that_return(str(script), 6) == [10, 9]
+    assert lines_that_return(str(script), 4) == [5]
+    assert lines_that_return(str(script), 2) == lines_that_return(str(script.with_name("gone.py")), 3) == []

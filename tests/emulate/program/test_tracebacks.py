@@ -25,6 +25,16 @@ def test_frames_of_gpudist_are_removed_wherever_they_stand():
     )
 
 
+def test_frames_of_an_example_that_is_installed_with_gpudist_are_the_programs() -> None:
+    package = Path(emulate.errors.__file__).parent
+    frames = [
+        f'  File "{package}/{file}", line 3, in run\n    step()\n' for file in ("cli/demo.py", "examples/bugs/accumulation.py")
+    ]
+    text = f"Traceback (most recent call last):\n{''.join(frames)}ValueError: wrong"
+    assert "examples/bugs/accumulation.py" in trim_traceback(text)
+    assert "demo.py" not in trim_traceback(text)
+
+
 def test_a_message_that_quotes_a_traceback_is_trimmed_too():
     text = (
         'TypeError: in user code:\n\n    File "train.py", line 1, in step  *\n        x\n'

@@ -149,6 +149,7 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
         "in _make_rebatch_fn get_static_batch_dim\nIndexError: list index out of range",
         "AttributeError: 'Mean' object has no attribute 'reset_states'",
+        "RuntimeError: Unable to automatically build the model.\nhas DataType float32 not in list of allowed values: int32",
         "RuntimeError: Unable to automatically build the model.\nModel GAN does not have a `call()` method implemented.",
         "TypeError: float() argument must be a string or a real number, not 'MirroredVariable'",
         "TypeError: int() argument must be a string, a bytes-like object or a real number, not 'MirroredVariable'",

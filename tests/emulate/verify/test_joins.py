@@ -65,6 +65,14 @@ def test_a_sum_and_what_divides_it_are_one_mean() -> None:
     assert [(one.name, one.kind, one.of_data) for one in found.members] == [("mean", "mean", False), ("alone", "number", True)]
 
 
+def test_only_one_sum_of_the_model_makes_a_loss_a_function_of_it() -> None:
+    of_model = member("loss", "sum", of_data=False)
+    assert joins(of_model).is_of_one_sum
+    assert joins(member("loss", "mean", of_data=False)).is_of_one_sum
+    for others in ([member("count", "sum")], [of_model, member("count", "count")], [member("rows", "rows", of_data=False)]):
+        assert not joins(*others).is_of_one_sum
+
+
 def test_what_layers_mix_by_design_is_left_out() -> None:
     found = joins(member("model/norm_1/moments/mean", "sum"), member("norms/total", "sum"))
     assert names(found.without(["norm"]).members) == ["norms/total"]

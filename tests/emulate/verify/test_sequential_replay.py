@@ -106,6 +106,15 @@ def test_a_term_that_comes_with_each_replica_whichever_rows_it_has_couples_no_ro
     assert codes(judged(folder, "replicas-summed", sums, regrouped=other)) == ["in-batch-negatives"]
 
 
+def test_whatever_a_sequential_replay_explains_what_it_hides_is_said(folder: Folder) -> None:
+    sums = PARTS.sum(axis=1, keepdims=True)
+    other = np.random.default_rng(3).normal(size=sums.shape).astype("f4")
+    ways = [{}, {"regrouped": sums}, {"regrouped": other, "backwards": other}]
+    found = [judged(folder, "replicas-summed", sums, **way) for way in ways]
+    assert [codes(one) for one in found] == [["in-batch-negatives"], ["regularization-per-replica"], ["python-state"]]
+    assert all("code-without-examples" in [text.code for text in one.not_compared] for one in found)
+
+
 def test_a_loss_that_is_a_mean_is_explained_by_the_mean_of_the_replicas(folder: Folder) -> None:
     assert codes(judged(folder, "replicas", PARTS.sum(axis=1, keepdims=True))) == ["in-batch-negatives"]
 
