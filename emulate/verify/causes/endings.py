@@ -195,16 +195,14 @@ LIMITS = (
         "Keras 3's fit cannot build its metrics if the model takes strings",
     ),
     Limit(
-        (r"has DataType float32 not in list of allowed values: [^\n]*int32", r"\.fit\(|_symbolic_build"),
-        "Under a strategy Keras 3's fit first calls the model with the mean of the replicas' inputs, in which "
-        "whole numbers are floats",
-    ),
-    Limit(
         (r"Unable to automatically build the model", r"does not have a `call\(\)` method implemented"),
         "Under a strategy Keras 3's fit first calls a model that is not built, and this one has no call()",
     ),
     Limit(
-        (r"Unable to automatically build the model", r"has DataType float\d+ not in list of allowed values: u?int\d+"),
+        (
+            r"has DataType float\d+ not in list of allowed values: [^\n]*int\d+",
+            r"Unable to automatically build the model|\.fit\(|_symbolic_build",
+        ),
         "Under a strategy Keras 3's fit first calls a model with the mean of the replicas' inputs: floats in place of integers",
     ),
     Limit((r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"), _EMPTY_CONVOLUTION),
