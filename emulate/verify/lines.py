@@ -179,12 +179,14 @@ def making(stage: str, names: Collection[str]) -> Blame:
     return Blame(stage, lambda lines: lines.making(names))
 
 
-def updates_of(metric: str) -> Blame:
-    """Look for updates of a metric by the names of its variables: `loss/total` is a variable of `loss`."""
+def updates_of(*metrics: str) -> Blame:
+    """Look for updates of metrics by the names of their variables: `loss/total` is a variable of `loss`."""
     updates = operations("reported", "update")
     return Blame(
         updates.stage,
-        lambda lines: [record for record in updates.find(lines) if str(record.get("name")).startswith(f"{metric}/")],
+        lambda lines: [
+            record for metric in metrics for record in updates.find(lines) if str(record.get("name")).startswith(f"{metric}/")
+        ],
     )
 
 

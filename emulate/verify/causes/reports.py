@@ -53,13 +53,25 @@ def _search_loss(case: Case) -> Sign | None:
     fix = _of_logs(case) if is_of_keras else fix
     if fix == _OF_FIT and _is_updated_by_the_program(case, name) and _by_replicas(case, [p.factor for p in wrong]) is not None:
         fix = _OF_A_METRIC
+    alike = _alike(case, wrong)
+    evidence += f"; {names_in_words(alike)} {'is' if len(alike) == 1 else 'are'} off by the same factor" if alike else ""
     evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
     case.explain(lambda point: point.measure.key.kind == "loss")
-    blame = [updates_of(name.rpartition("/")[2])] if is_of_keras or is_scaled else []
+    blame = [updates_of(*(one.rpartition("/")[2] for one in (name, *alike)))] if is_of_keras or is_scaled else []
     blame += [returned("reported")] * (is_of_keras and case.facts.own_train_step)
     is_of_step = wrong[0].step == wrong[0].measure.step  # an epoch or an evaluation has that of many examples
     right = "the loss that is minimized" if is_of_step else "the loss of one device on the same examples"
     return Sign(f"The reported loss ({name}) is not {right}: {what}.", evidence, fix, blame=blame)
+
+
+def _alike(case: Case, wrong: Sequence[Point]) -> list[str]:
+    """Return the names of other losses that are off by the same factor in the same steps."""
+    steps, factor = {point.step for point in wrong}, wrong[0].factor
+    whole, last = _by_replicas(case, [factor]), wrong[0].measure.key.tensor.rpartition("/")[2]
+    losses = [point for point in case.left() if point.measure.key.kind == "loss" and point.step in steps]
+    names = {point.measure.key.tensor for point in losses if whole and _by_replicas(case, [point.factor]) == whole}
+    by_last = {name.rpartition("/")[2]: name for name in sorted(names, reverse=True)}  # of each step rather than of an epoch
+    return sorted(name for its, name in by_last.items() if its != last)
 
 
 def _of_another_training(case: Case) -> Sign | None:

@@ -120,3 +120,35 @@ def test_the_fix_of_a_metric_that_takes_a_part_of_the_mean_speaks_of_the_metric(
     found = judge(case_of(run(folder.made(), right_reference, 0.4), run(folder.made("1x4"), right_topology, logged)))
     assert (found.verdict, codes(found)) == ("divergent", ["loss-report"])
     assert found.causes[0].fix.startswith(cure)
+
+
+def test_all_metrics_that_take_a_divided_loss_are_named_with_their_lines(folder: Folder) -> None:
+    def update(line: int, metric: str) -> dict[str, object]:
+        return {
+            "file": "train.py",
+            "line": line,
+            "text": "",
+            "operations": {"AssignAdd": 1},
+            "roles": {"update": 0},
+            "name": f"{metric}/total",
+            "near": 0,
+        }
+
+    stages = {"gradient": [], "reported": [update(7, "recon"), update(8, "kl"), update(9, "norm")]}
+
+    def run(made: Made, step: Any, times: float) -> Any:
+        def report(made: Made, k: int) -> None:
+            if k == 0:
+                made.event({"event": "program", "own_train_step": True})
+                made.event({"event": "lines", "function": "step", "stages": stages})
+            step(made, k)
+            for when in ("batch", "epoch"):
+                made.report("loss", f"{when}/recon", k, 0.4 * times)
+                made.report("loss", f"{when}/kl", k, 0.8 * times)
+                made.report("loss", f"{when}/norm", k, 0.3)
+
+        return loop(made, report)
+
+    (cause,) = judge(case_of(run(folder.made(), right_reference, 1.0), run(folder.made("1x4"), right_topology, 0.25))).causes
+    assert sorted(location.line for location in cause.locations) == [7, 8]
+    assert "is off by the same factor" in cause.evidence
