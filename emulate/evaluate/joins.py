@@ -221,6 +221,7 @@ class _Experiments:
         for name, member in zip(named, members, strict=True):
             is_moment = member["kind"] == "other" and bool(moments & shares.whole.before(name))
             member["belongs"] = is_moment or self._belongs(name, member["kind"], [one for one in others if one != name])
+            member["behind"] = self._meetings_behind(name) if member["kind"] in ("rows", "other") else ()
         is_repeated = bool(theirs.repeated) and abs(theirs.scale + theirs.repeated * (number - 1) - 1) > COMMUTES
         # Where it does not divide, one device's number is among the members, or the gradient is too large by that number.
         is_divided = theirs.scale != 1 or any(member["kind"] == "constant" for member in members)
@@ -272,6 +273,14 @@ class _Experiments:
                 waiting += whole.inputs(node_of(tensor))
             seen.add(tensor)
         return list(dict.fromkeys(found)) or [name]
+
+    def _meetings_behind(self, name: str) -> list[str]:
+        """Return where rows first meet rows of what a tensor is made of: one join after them may be fewer than their own."""
+        mixing, whole = self._shares.mixing, self._shares.whole
+        between = whole.before(name) & whole.after({*whole.rows.values()}, self._sizes)
+        pairs = [n for n in mixing.found if np.ndim(mixing.values[n]) > 1 and n not in mixing.alike and n not in mixing.shaped]
+        pairs = [n for n in pairs if n != name and node_of(n) in between]
+        return [node_of(n) for n in pairs if not any(node_of(other) in whole.before(n) for other in pairs if other != n)]
 
     def _passes_no_gradient(self, name: str, minimal: Sequence[str], way: _Way) -> bool:
         return not is_float(self._shares.mixing.values[name]) or self._is_enough(minimal, way, only=[name])

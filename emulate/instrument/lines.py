@@ -48,6 +48,7 @@ def install(recorder: Recorder) -> None:
     for name in _SOURCES:
         _wrap(recorder, dataset, name, name, static=True)
     _wrap(recorder, strategy, "experimental_distribute_dataset", "distribute")
+    _wrap(recorder, strategy, "run", "run")
     _wrap_function_of_datasets(recorder, strategy)
     _wrap(recorder, strategy, "__init__", "strategy")
     for name in ("restore", "read"):

@@ -21,6 +21,7 @@ class Member:
         of_data: Whether it depends on no variable.
         scales: Whether it multiplies or divides what examples have, and is not added to it.
         belongs: Whether it is made of another member, or scales what is made of others alone: it needs no cause of its own.
+        behind: The operations before it in which examples first meet: what needs fewer joins may be far behind them.
         is_assigned: Whether the loss depends on it only by a variable that the step assigns and then reads.
     """
 
@@ -32,6 +33,7 @@ class Member:
     scales: bool
     is_assigned: bool = False
     belongs: bool = False
+    behind: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -172,3 +172,20 @@ def test_a_mean_over_own_rows_is_named_beside_rows_that_meet_though_its_size_is_
     assert places.keys() == {"loss-scaling", "in-batch-negatives"}, render(verdict)
     assert places["loss-scaling"] == "loss = tf.reduce_mean(losses)"
     assert places["in-batch-negatives"] == "others = tf.reverse(y, [0])"
+
+
+def test_rows_that_meet_are_named_where_they_first_do_though_one_join_after_it_is_enough(
+    preload: Preload, tmp_path: Path
+) -> None:
+    loss = """
+        codes = model(x, training=True)
+        scores = tf.matmul(codes, codes, transpose_b=True)
+        often = tf.math.log(1.0 + tf.reduce_sum(known, axis=1))
+        rarely = scores - often
+        right = tf.range(tf.shape(x)[0])
+        loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=right, logits=rarely)) / 16
+"""
+    verdict = _verdict(tmp_path / "train.py", loss, preload)
+    (cause,) = verdict.runs[0].causes
+    assert cause.code == "in-batch-negatives", render(verdict)
+    assert cause.locations[0].text == "scores = tf.matmul(codes, codes, transpose_b=True)", render(verdict)

@@ -168,7 +168,7 @@ def _place(case: Case, member: Member) -> str:
 
 def lines_of(members: Sequence[Member]) -> Sequence[Blame]:
     """Return where the lines of members are looked for."""
-    return (making("loss", [member.name for member in members]),)
+    return (making("loss", [name for member in members for name in (*member.behind, member.name)]),)
 
 
 _OF_EXTREMES = "If it is a largest or smallest value"

@@ -326,7 +326,11 @@ BATCH_SIZE = Cause(
 REPEATED = Cause(
     "samples-repeated",
     _search_repeated,
-    blame=(made("examples", "auto_shard_policy", value="OFF"), made("examples", "dataset function", "repeat", "distribute")),
+    blame=(
+        made("examples", "auto_shard_policy", value="OFF"),
+        made("examples", "dataset function", "repeat", "distribute"),
+        made("examples", "run"),
+    ),
 )
 
 MISSING = Cause(
