@@ -143,8 +143,9 @@ def _compatible(bugs: list[str], topology: str) -> list[str]:
             "samples-missing",
             "samples-repeated",
         }
-        # Replicas that all have the same examples divide by the same count, and by that of one device.
-        are_alike = topology == "2x1" and {bug, *others} >= {"samples-repeated", "local-normalization"}
+        # Replicas that all have the same examples divide by the same count, and need no sum to stay alike.
+        own = {"local-normalization", "missing-all-reduce"}
+        are_alike = topology == "2x1" and "samples-repeated" in {bug, *others} and bool(own & {bug, *others})
         hidden = {bug, *others} & _HIDDEN_BY_NO_SUM if "missing-all-reduce" in {bug, *others} else set()
         if not (excluded or are_alike or hidden):
             kept.append(bug)
