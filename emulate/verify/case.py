@@ -370,9 +370,10 @@ class Case:
         else:
             self.cut(step, why)
 
-    def rebase(self, comparison: Comparison, switch: str | None = None) -> None:
+    def rebase(self, comparison: Comparison, switch: str | None = None, *notes: Told) -> None:
         """Judge the arithmetic on this comparison from now on; what is switched off for it stays so in what is run again."""
         self._base, self._explanation = comparison, None
+        self.notes += notes
         if switch is not None:
             self._kept = (*self._kept, switch)
         self._explained.clear()
@@ -479,10 +480,11 @@ class Case:
         """Note that a cause explains these differences; always: also where the base changes later."""
         (self._explained_always if always else self._explained).append(predicate)
 
-    def explain_aside(self, predicate: Callable[[Point], bool]) -> None:
+    def explain_aside(self, predicate: Callable[[Point], bool], *notes: Told) -> None:
         """Note that a cause explains these differences, which do not start the divergence: advice, or a consequence."""
         self.explain(predicate)
         self._aside.append(predicate)
+        self.notes += notes
 
     @property
     def first_deciding(self) -> Difference | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from emulate.errors import UsageError, did_you_mean
 from emulate.told import told
@@ -22,7 +21,7 @@ from emulate.verify.causes import (
     tensors,
     updates,
 )
-from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, is_assigned, names_in_words
+from emulate.verify.causes.cause import OF_GROUPS, Cause, Group, Sign, is_assigned, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
@@ -123,65 +122,57 @@ def _unexplained_examples(case: Case) -> Sign | None:
 UNEXPLAINED = Cause("unexplained", _search_unexplained)
 
 
-_OF_THE_RUN: tuple[Cause, ...] = (
-    endings.FRAMEWORK_LIMIT,
-    endings.HOST_EXITED,
-    endings.UNEQUAL_STEPS,
-    endings.COLLECTIVE_ORDER,
-    endings.COLLECTIVE_MISMATCH,
-    endings.WAITS_FOR_DATA,
-    endings.PYTHON_DEADLOCK,
-    replicas.REPLICAS_MISSING,
+_FILES = Group((shared_files.SHARED_FILES,))
+_OF_THE_RUN = Group(
+    (
+        endings.FRAMEWORK_LIMIT,
+        endings.HOST_EXITED,
+        endings.UNEQUAL_STEPS,
+        endings.COLLECTIVE_ORDER,
+        endings.COLLECTIVE_MISMATCH,
+        endings.WAITS_FOR_DATA,
+        endings.PYTHON_DEADLOCK,
+        replicas.REPLICAS_MISSING,
+    )
 )
-"""Asked first. Then gpudist chooses the examples on which it compares numbers."""
-_BEFORE_GRADIENTS: tuple[Cause, ...] = (
-    surprises.LOST_BATCHES,  # before what it looks like
-    randomness.UNSEEDED,
-    samples.COUNTED,
-    samples.BATCH_SIZE,  # before what it looks like
-    samples.REPEATED,
-    samples.MISSING,
-    samples.REORDERED,
-    tensors.STATIC_SPLIT,
-    tensors.CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
-    replicas.INITIAL_WEIGHTS,
-    replicas.MISSING_ALL_REDUCE,
-    replicas.REPLICAS_DISAGREE,
-    local_batches.BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
-    local_batches.BATCHNORM_CANCELLED,
-    updates.VARIABLE_AGGREGATION,  # before what follows from it
-    local_batches.EMPTY_SHARD,
-    local_batches.NAN,
-)
-"""Asked before differing gradients are explained: samples and weights, and what would drown or follows from them."""
-_BEHIND_GRADIENTS: tuple[Cause, ...] = (
-    updates.VARIABLES_LEFT,
-    updates.DEPENDS_IN_UPDATE,
-    updates.UPDATE_SCALING,
-    reports.LOSS_REPORT,
-    reports.METRIC_AGGREGATION,
-    randomness.IDENTICAL_DROPOUT,
-    tensors.STATIC_IN_GRAPH,
-    tensors.CACHED_RANDOMNESS,
-    surprises.SURPRISING,
-    hosts.HASH_ORDER,
-    hosts.FILE_ORDER,
-    hosts.UNSEEDED_HOSTS,
-    randomness.IDENTICAL_AUGMENTATION,
-    shared_files.CHECKPOINT_CONFLICT,
-    updates.FINAL_WEIGHTS,
-    hosts.HOST_VALUES,  # where nothing else explains it
-    UNEXPLAINED,
-    endings.NOT_RECOVERED,
-    endings.CHECKPOINT_NOT_RESTORED,
-    endings.RECOVERED_DIFFERENTLY,
+_OF_RECOVERY = Group((endings.NOT_RECOVERED, endings.CHECKPOINT_NOT_RESTORED, endings.RECOVERED_DIFFERENTLY))
+_GROUPS = (
+    _OF_THE_RUN,
+    Group((surprises.LOST_BATCHES,)),
+    Group((randomness.UNSEEDED,)),
+    Group((samples.COUNTED, samples.BATCH_SIZE)),
+    Group((samples.REPEATED, samples.MISSING, samples.REORDERED)),
+    Group((tensors.STATIC_SPLIT,)),
+    Group((tensors.CROSS_REPLICA_TENSOR,)),
+    Group((replicas.INITIAL_WEIGHTS,)),
+    Group((replicas.MISSING_ALL_REDUCE,)),
+    Group((replicas.REPLICAS_DISAGREE,)),
+    Group((local_batches.BATCHNORM,)),
+    Group((local_batches.BATCHNORM_CANCELLED,)),
+    Group((updates.VARIABLE_AGGREGATION,)),
+    Group((local_batches.EMPTY_SHARD,)),
+    Group((local_batches.NAN,)),
+    *gradients.WAYS,
+    Group((updates.VARIABLES_LEFT,)),
+    Group((updates.DEPENDS_IN_UPDATE,)),
+    Group((updates.UPDATE_SCALING,)),
+    Group((reports.LOSS_REPORT,)),
+    Group((reports.METRIC_AGGREGATION,)),
+    Group((randomness.IDENTICAL_DROPOUT,)),
+    Group((tensors.STATIC_IN_GRAPH, tensors.CACHED_RANDOMNESS, surprises.SURPRISING)),
+    Group((hosts.HASH_ORDER, hosts.FILE_ORDER, hosts.UNSEEDED_HOSTS)),
+    Group((randomness.IDENTICAL_AUGMENTATION,)),
+    Group((shared_files.CHECKPOINT_CONFLICT,)),
+    Group((updates.FINAL_WEIGHTS,)),
+    Group((hosts.HOST_VALUES,)),
+    Group((UNEXPLAINED,)),
+    _OF_RECOVERY,
 )
 
 
-_CAUSES = (shared_files.SHARED_FILES, *_OF_THE_RUN, *_BEFORE_GRADIENTS, *gradients.CAUSES, *_BEHIND_GRADIENTS)
 _BY_CODE: dict[str, Cause] = {}
-"""Every cause by its code. Where a code has two searches, at different places of the order, this is the first one."""
-for _cause in _CAUSES:
+"""Every cause by its code. Where a code has several searches, this is the first one."""
+for _cause in (cause for group in (_FILES, *_GROUPS) for cause in group.causes):
     _BY_CODE.setdefault(_cause.code, _cause)
 
 
@@ -215,31 +206,17 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
     """
     case.allow = allow
     case.compare()
-
-    def add(finding: Finding | None) -> None:
-        if finding is not None:
-            case.found.append(replace(finding, allowed=finding.code in allow))
-
     if only is not None:
-        add(only.look(case))
+        Group((only,)).ask(case)
         return tuple(case.found)
-    add(shared_files.SHARED_FILES.look(case))
-    is_shared = bool(case.found) and not case.found[0].allowed
-    if is_shared and not case.has_ended_early:  # where runs change each other nothing else is told by what they did
-        add(endings.NOT_RECOVERED.look(case))
-    else:
-        for cause in _OF_THE_RUN:
-            add(cause.look(case))
-        if not is_shared:
-            case.choose_base()
-        for cause in _BEFORE_GRADIENTS:
-            add(cause.look(case))
-        for cause, sign in gradients.explain_gradients(case) if not case.has_ended_early else ():
-            add(cause.found(sign, case))
-        for cause in _BEHIND_GRADIENTS:
-            add(cause.look(case))
-    if case.has(UNEXPLAINED.code) and not case.has(randomness.UNSEEDED.code):
-        add(randomness.UNSEEDED.look(case))
+    is_shared = _FILES.ask(case) and not case.found[0].allowed
+    if not is_shared:
+        case.choose_base()
+    # Where runs change each other nothing else is told by what they did.
+    groups = (_OF_RECOVERY,) if is_shared and not case.has_ended_early else _GROUPS
+    while any(group.ask(case) for group in groups):
+        pass
+    if case.has(UNEXPLAINED.code):
         case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
     if case.has(tensors.STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
         case.found[:] = [finding for finding in case.found if finding.code != gradients.IN_BATCH_NEGATIVES.code]

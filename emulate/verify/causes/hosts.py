@@ -24,11 +24,11 @@ _MOVED = 0.2
 _FEWEST = 4
 """Rows seen in both runs, or in a step, that it takes to tell, and steps."""
 _ONE_SEED = "one seed on all hosts"
+_OF_NO_HOST = ("unseeded-randomness", "replicas-missing")
+"""Beside these another run with other hosts differs for no reason of its hosts."""
 
 
 def _search_unseeded(case: Case) -> Sign | None:
-    if case.has("unseeded-randomness") or case.has("replicas-missing"):
-        return None
     run = case.lab.vary_hosts(case.pair, "seeds")
     if run is None:
         return None
@@ -133,6 +133,7 @@ def _numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | N
 UNSEEDED_HOSTS = Cause(
     "unseeded-hosts",
     _search_unseeded,
+    unless=_OF_NO_HOST,
     blame=(made("examples", "shuffle", seeded=False), made("examples", "generator", seeded=False)),
 )
 
@@ -176,7 +177,7 @@ def _search_variation(case: Case, what: str, words: _Words) -> Sign | None:
         The sign; None where nothing depends on it.
     """
     run = case.lab.vary_hosts(case.pair, what)
-    if run is None or case.has("unseeded-randomness") or case.has("replicas-missing"):
+    if run is None:
         return None
     where = f" ({'; '.join(case.lab.places_of(what)[:3])})"
     if run.status != "ok" or run.trace is None:
@@ -280,6 +281,7 @@ _OF_HASHES = _Words(
 HASH_ORDER = Cause(
     "hash-order",
     lambda case: _search_variation(case, "hashes", _OF_HASHES),
+    unless=_OF_NO_HOST,
     blame=(made("examples"),),
 )
 
@@ -305,6 +307,7 @@ _OF_LISTINGS = _Words(
 FILE_ORDER = Cause(
     "file-order",
     lambda case: _search_variation(case, "listing", _OF_LISTINGS),
+    unless=_OF_NO_HOST,
     blame=(made("examples"),),
 )
 
@@ -398,7 +401,6 @@ def _of_the_step(case: Case) -> Sign | None:
         return None
     first = left[0].difference()
     of = f" of {first.tensor}" if first.kind in ("gradient", "weight") else f" {first.tensor}"
-    case.cut(0, "each host computes with its own numbers")
     lines = list(dict.fromkeys(place.place.partition("|")[0] for place in apart if not place.place.startswith("|")))
     named = f" ({', '.join(lines[:3])}{', ...' if len(lines) > 3 else ''})" if lines else ""
     return Sign(
@@ -406,6 +408,7 @@ def _of_the_step(case: Case) -> Sign | None:
         f"The step uses {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs (error "
         f"{first.error:.2g}, noise floor {first.noise:.2g})",
         places=lines,
+        then=lambda: case.cut(0, "each host computes with its own numbers"),
     )
 
 

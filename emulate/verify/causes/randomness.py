@@ -19,9 +19,7 @@ _OF_RACES = "If all generators have a seed and the examples differ"
 
 
 def _search_unseeded(case: Case) -> Sign | None:
-    # How many batches of a generator Keras's fit loses depends on time: then no two of its runs are alike.
-    loses_batches = case.facts.distributes_generator and case.has("framework-limit")
-    if loses_batches or (not case.has("unexplained") and case.check_that_it_repeats()):
+    if not case.has("unexplained") and case.check_that_it_repeats():
         return None
     again = case.repeat()
     what = None if again is None else differing(case.plain, again) or drifted(case, again)
@@ -121,7 +119,13 @@ def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
     return set.intersection(*each) if len(each) > 1 and each[0] else None
 
 
-UNSEEDED = Cause("unseeded-randomness", _search_unseeded, blame=(made("examples", "generator", seeded=False),))
+UNSEEDED = Cause(
+    "unseeded-randomness",
+    _search_unseeded,
+    # How many batches of a generator Keras's fit loses depends on time: then no two of its runs are alike.
+    unless=("framework-limit",),
+    blame=(made("examples", "generator", seeded=False),),
+)
 
 IDENTICAL_DROPOUT = Cause(
     "identical-dropout", _search_dropout, by_design=True, blame=(made("loss", "Dropout"), operations("loss", "draw"))
@@ -137,7 +141,7 @@ def _search_augmentation(case: Case) -> Sign | None:
     if trace.num_hosts < 2 or ledger is None or ledger.grows or ledger.first_apart is None or ledger.identical_hosts:
         return None
     seen = ledger.samples.seen
-    if ledger.foreign <= _MOST * seen or any(case.has(code) for code in ("unseeded-randomness", "unseeded-hosts")):
+    if ledger.foreign <= _MOST * seen:
         return None
     drawn = _stream(trace) or _stage(trace)
     if drawn is None:
@@ -184,5 +188,8 @@ def _stage(trace: Trace) -> str | None:
 
 
 IDENTICAL_AUGMENTATION = Cause(
-    "identical-augmentation", _search_augmentation, blame=(made("examples", "generator", seeded=True), made("examples", "map"))
+    "identical-augmentation",
+    _search_augmentation,
+    unless=("unseeded-randomness", "unseeded-hosts"),
+    blame=(made("examples", "generator", seeded=True), made("examples", "map")),
 )
