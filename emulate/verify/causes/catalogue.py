@@ -21,7 +21,7 @@ from emulate.verify.causes import (
     tensors,
     updates,
 )
-from emulate.verify.causes.cause import OF_GROUPS, Cause, Group, Sign, is_assigned, names_in_words
+from emulate.verify.causes.cause import NUMBERS_MEAN_NOTHING, OF_GROUPS, Cause, Group, Sign, is_assigned, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
@@ -33,7 +33,7 @@ def _search_unexplained(case: Case) -> Sign | None:
         return Sign("The gradients depend on which replica has which examples, and no known cause explains it.", OF_GROUPS)
     if not left and not case.found:
         return _unexplained_examples(case)
-    if not left or case.is_decided:
+    if not left:
         return None
     first = left[0]
     # Experiments explain one step. A replay stands for the later ones, and may differ in them for reasons of its own, such as
@@ -119,7 +119,7 @@ def _unexplained_examples(case: Case) -> Sign | None:
     )
 
 
-UNEXPLAINED = Cause("unexplained", _search_unexplained)
+UNEXPLAINED = Cause("unexplained", _search_unexplained, unless=NUMBERS_MEAN_NOTHING)
 
 
 _FILES = Group((shared_files.SHARED_FILES,))
@@ -138,33 +138,41 @@ _OF_THE_RUN = Group(
 _OF_RECOVERY = Group((endings.NOT_RECOVERED, endings.CHECKPOINT_NOT_RESTORED, endings.RECOVERED_DIFFERENTLY))
 _GROUPS = (
     _OF_THE_RUN,
-    Group((surprises.LOST_BATCHES,)),
-    Group((randomness.UNSEEDED,)),
-    Group((samples.COUNTED, samples.BATCH_SIZE)),
+    Group((surprises.LOST_BATCHES, randomness.UNSEEDED, samples.COUNTED, samples.BATCH_SIZE)),
     Group((samples.REPEATED, samples.MISSING, samples.REORDERED)),
-    Group((tensors.STATIC_SPLIT,)),
-    Group((tensors.CROSS_REPLICA_TENSOR,)),
-    Group((replicas.INITIAL_WEIGHTS,)),
-    Group((replicas.MISSING_ALL_REDUCE,)),
-    Group((replicas.REPLICAS_DISAGREE,)),
-    Group((local_batches.BATCHNORM,)),
-    Group((local_batches.BATCHNORM_CANCELLED,)),
-    Group((updates.VARIABLE_AGGREGATION,)),
-    Group((local_batches.EMPTY_SHARD,)),
-    Group((local_batches.NAN,)),
+    Group(
+        (
+            tensors.STATIC_SPLIT,
+            tensors.CROSS_REPLICA_TENSOR,
+            replicas.INITIAL_WEIGHTS,
+            replicas.MISSING_ALL_REDUCE,
+            replicas.REPLICAS_DISAGREE,
+        )
+    ),
+    Group(
+        (
+            local_batches.BATCHNORM,
+            local_batches.BATCHNORM_CANCELLED,
+            updates.VARIABLE_AGGREGATION,
+            local_batches.EMPTY_SHARD,
+            local_batches.NAN,
+        )
+    ),
     *gradients.WAYS,
-    Group((updates.VARIABLES_LEFT,)),
-    Group((updates.DEPENDS_IN_UPDATE,)),
-    Group((updates.UPDATE_SCALING,)),
-    Group((reports.LOSS_REPORT,)),
-    Group((reports.METRIC_AGGREGATION,)),
-    Group((randomness.IDENTICAL_DROPOUT,)),
-    Group((tensors.STATIC_IN_GRAPH, tensors.CACHED_RANDOMNESS, surprises.SURPRISING)),
-    Group((hosts.HASH_ORDER, hosts.FILE_ORDER, hosts.UNSEEDED_HOSTS)),
-    Group((randomness.IDENTICAL_AUGMENTATION,)),
-    Group((shared_files.CHECKPOINT_CONFLICT,)),
-    Group((updates.FINAL_WEIGHTS,)),
-    Group((hosts.HOST_VALUES,)),
+    Group((updates.VARIABLES_LEFT, updates.DEPENDS_IN_UPDATE)),
+    Group((updates.UPDATE_SCALING,)),  # the first that may start a run
+    Group((reports.LOSS_REPORT, reports.METRIC_AGGREGATION)),
+    Group(
+        (
+            randomness.IDENTICAL_DROPOUT,
+            tensors.STATIC_IN_GRAPH,
+            tensors.CACHED_RANDOMNESS,
+            surprises.SURPRISING,
+            shared_files.CHECKPOINT_CONFLICT,
+        )
+    ),
+    Group((hosts.HASH_ORDER, hosts.FILE_ORDER, hosts.UNSEEDED_HOSTS, randomness.IDENTICAL_AUGMENTATION)),
+    Group((updates.FINAL_WEIGHTS, hosts.OF_EXAMPLES, hosts.OF_THE_STEP)),
     Group((UNEXPLAINED,)),
     _OF_RECOVERY,
 )
@@ -218,6 +226,4 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
         pass
     if case.has(UNEXPLAINED.code):
         case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
-    if case.has(tensors.STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
-        case.found[:] = [finding for finding in case.found if finding.code != gradients.IN_BATCH_NEGATIVES.code]
     return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == gradients.IN_BATCH_NEGATIVES.code)))

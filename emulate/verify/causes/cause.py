@@ -206,9 +206,10 @@ class Cause:
 
     def is_open(self, case: Case) -> bool:
         """Return whether it may still be there: not found yet, nor is what explains it."""
-        codes = {finding.code for finding in case.found if finding.advice or not self.advice}
+        told = {finding.code for finding in case.found if finding.advice or not self.advice}
+        decided = {finding.code for finding in case.found if not finding.advice}
         is_asked = self.runs_that_ended if case.has_ended_early else self.completed
-        return is_asked and self.code not in codes and not any(map(case.has, self.unless))
+        return is_asked and self.code not in told and decided.isdisjoint(self.unless)
 
     def found(self, sign: Sign, case: Case) -> Finding:
         """Return the finding for what was seen of this cause."""
@@ -245,8 +246,8 @@ class Group:
         if not asked or not self.applies(case):
             return False
         signs = [(cause, sign) for cause in asked if (sign := cause.search(case)) is not None]
-        codes = {cause.code for cause, sign in signs if sign.summary}
-        told = [(cause, sign) for cause, sign in signs if not codes & {*cause.unless}]
+        decided = {cause.code for cause, sign in signs if sign.summary and not (sign.advice or cause.advice)}
+        told = [(cause, sign) for cause, sign in signs if decided.isdisjoint(cause.unless)]
         findings = [cause.found(sign, case) for cause, sign in told if sign.summary]
         case.found += [replace(finding, allowed=finding.code in case.allow) for finding in findings]
         for _, sign in told:
@@ -272,6 +273,10 @@ _IS_CONTAINED = (
     "The program has gpudist's own fix for this already: gd.distributed. So the finding may be wrong, or gpudist_core: please "
     "report it, with the folder that `--traces DIR` writes. What else is known:"
 )
+
+
+NUMBERS_MEAN_NOTHING = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
+"""Codes of causes beside which the arithmetic of later steps says nothing of its own."""
 
 
 def steps_in_words(fits: Sequence[Fit]) -> str:

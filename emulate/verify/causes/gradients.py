@@ -49,6 +49,7 @@ REGULARIZATION = Cause(
 LOCAL_NORMALIZATION = Cause("local-normalization", blame=(operations("loss", "count", "mean", "ratio"),))
 IN_BATCH_NEGATIVES = Cause(
     "in-batch-negatives",
+    unless=("static-tensor-split",),
     blame=(operations("loss", "contracts", "mixes", "ratio", "mixes-data"), operations("loss", "moves")),
 )
 DEPENDS_ON_REPLICAS = Cause(
@@ -66,6 +67,8 @@ WAYS = (
     _way(
         (ACCUMULATION, changed_gradients.of_several_batches),
         (SPARSE_GRADIENT, changed_gradients.of_sparse_gradients),
+    ),
+    _way(
         (DEPENDS_ON_REPLICAS, replays.of_clipped_parts),
         (CLIP_BEFORE_REDUCE, changed_gradients.of_clipping),
     ),

@@ -13,7 +13,7 @@ import numpy as np
 from emulate.told import Told, told
 from emulate.trace import TABLE, Step, Trace
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import NUMBERS_MEAN_NOTHING, Cause, Sign
 from emulate.verify.compared_runs import complete
 from emulate.verify.ledgers import has_ended, hosts_of_rows, ledgers, parts_of_rows, shifted_columns
 from emulate.verify.lines import made
@@ -357,7 +357,7 @@ def _tables(places: Sequence[_PlaceApart]) -> list[_PlaceApart]:
 def _of_examples(case: Case) -> Sign | None:
     """Check for values that make different examples from the same data on each host."""
     ledger = case.ledger
-    if ledger is None or ledger.grows or ledger.first_apart is None or any(case.has(code) for code in _OTHER_ROWS):
+    if ledger is None or ledger.grows or ledger.first_apart is None:
         return None
     apart = _places_apart(_held(case.untouched, "mapped"))
     is_foreign = ledger.foreign > _MOST * ledger.samples.seen
@@ -393,11 +393,8 @@ _FROM_ALL = "If the input pipeline uses them"
 
 
 def _of_the_step(case: Case) -> Sign | None:
-    left = case.left()
-    if not left or case.is_decided:
-        return None
-    apart = _places_apart(_held(case.untouched, "held"))
-    if not apart:
+    left, apart = case.left(), _places_apart(_held(case.untouched, "held"))
+    if not left or not apart:
         return None
     first = left[0].difference()
     of = f" of {first.tensor}" if first.kind in ("gradient", "weight") else f" {first.tensor}"
@@ -427,4 +424,5 @@ def _places_apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Plac
     return [place for place in apart if len({frozenset(values) for values in place.values.values()}) > 1]
 
 
-HOST_VALUES = Cause("host-values", lambda case: _of_examples(case) or _of_the_step(case), blame=(made("examples"),))
+OF_EXAMPLES = Cause("host-values", _of_examples, unless=_OTHER_ROWS, blame=(made("examples"),))
+OF_THE_STEP = Cause("host-values", _of_the_step, unless=NUMBERS_MEAN_NOTHING, blame=(made("examples"),))

@@ -11,7 +11,6 @@ from emulate.verify.causes.cause import GENERAL, Cause, Sign
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made, operations
-from emulate.verify.recorded import computes_the_same, differing
 from emulate.verify.result import trace_of
 
 _OF_OTHER_DRAWS = "If the random numbers are not those of Dropout"
@@ -21,26 +20,15 @@ _OF_RACES = "If all generators have a seed and the examples differ"
 def _search_unseeded(case: Case) -> Sign | None:
     if not case.has("unexplained") and case.check_that_it_repeats():
         return None
-    again = case.repeat()
-    what = None if again is None else differing(case.plain, again) or drifted(case, again)
+    what = case.repeat_apart
     if what is None:
         return None
     return Sign(
         f"Two runs of the program on one device differ in {what}, although all known generators have a seed.",
         f"Two runs on 1x1 with the same seed differ in {what}, so gpudist cannot compare a run on several devices",
         [GENERAL, _OF_RACES] if "of the examples" in what else None,
+        then=case.explain_start,
     )
-
-
-def drifted(case: Case, again: Trace) -> str | None:
-    """Return what a repeated run makes of the same examples, weights and draws otherwise, beyond the effect of threads."""
-    if not case.lab.measure_noise(case.pair, 1) and computes_the_same(case.plain, again):
-        return None  # without a noise run nothing says what threads make of gradients that cancel
-    comparison = case.compare_with_noise(case.plain, again)
-    if comparison.first is None:
-        return None
-    kinds = "losses" if comparison.first.kind == "loss" else f"{comparison.first.kind}s"
-    return f"the {kinds} (first {comparison.first.tensor} in step {comparison.first.step})"
 
 
 def _search_dropout(case: Case) -> Sign | None:

@@ -80,7 +80,7 @@ def _search_initial(case: Case) -> Sign | None:
         return Sign(
             f"Replicas start with different weights: {_variables(apart)}.",
             f"Bits of the initial {apart.tensor}: {_groups(apart)} agree only among themselves",
-            then=lambda: case.cut(0, "the replicas start with different weights"),
+            then=lambda: _cut_at_the_start(case, "the replicas start with different weights"),
         )
     first = next((p for p in case.comparison.exceeding if p.measure.key.kind == "initial-weight"), None)
     if first is None:
@@ -92,12 +92,18 @@ def _search_initial(case: Case) -> Sign | None:
         return Sign(
             f"The hosts start with different values of {name}, which no optimizer trains, and one device with another one.",
             f"{differs}, and is not the same on all hosts",
-            then=lambda: case.cut(0, f"the hosts start with different values of {name}"),
+            then=lambda: _cut_at_the_start(case, f"the hosts start with different values of {name}"),
         )
     return Sign(
         f"The run starts with other weights than one device ({name}), although the seeds are the same.",
         f"{differs}; two runs on one device agree",
+        then=case.explain_start,
     )
+
+
+def _cut_at_the_start(case: Case, why: str) -> None:
+    case.cut(0, why)
+    case.explain_start()
 
 
 def _search_missing_sum(case: Case) -> Sign | None:

@@ -78,7 +78,9 @@ def of_split_of_batch(case: Case) -> Sign | None:
         tables = {at: array for at, array in long.items() if len(set(row_names([{"dense": array}]))) == len(array)}
         static = {at: array for at, array in same.items() if at in tables or _relates_rows(array)}
         if split := sorted(_split(static, ours), key=lambda item: not _relates_rows(static[item[0]])):
-            return _sign_of_split(static, split, f"; {REPLAY} has the same gradients")
+            sign = _sign_of_split(static, split, f"; {REPLAY} has the same gradients")
+            # It is this tensor's rows that a row depends on, not those of its batch.
+            return replace(sign, then=partial(case.withdraw, "in-batch-negatives"))
     return None
 
 
