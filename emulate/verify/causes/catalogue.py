@@ -1,4 +1,13 @@
-"""List all causes, in the order in which they are checked and fixed. The last reports a difference that no other explains."""
+"""Ask all causes, in one loop: the first group that sees something tells it, then all are asked again of what is left.
+
+A search changes nothing. What a cause explains is taken out of the case once it is told (`Sign.then`), so all causes of a group
+see one state, and their order means nothing; tests ask them in another one. Beside what a cause names in `unless` it is not
+told: that explains what it sees.
+
+The order of the groups follows a step, and within a stage the price. How a run ended and what it trained on is told without a
+number; what makes all numbers others comes before what explains one of them; an update is looked at once its gradients are
+explained, a report once its update is. What may start a run comes behind what costs nothing. Last is what nothing explains.
+"""
 
 from __future__ import annotations
 
@@ -133,13 +142,18 @@ _OF_THE_RUN = Group(
         endings.WAITS_FOR_DATA,
         endings.PYTHON_DEADLOCK,
         replicas.REPLICAS_MISSING,
+        surprises.LOST_BATCHES,
+        tensors.STATIC_IN_GRAPH,
+        tensors.CACHED_RANDOMNESS,
+        surprises.SURPRISING,
+        shared_files.CHECKPOINT_CONFLICT,
     )
 )
-_OF_RECOVERY = Group((endings.NOT_RECOVERED, endings.CHECKPOINT_NOT_RESTORED, endings.RECOVERED_DIFFERENTLY))
-_GROUPS = (
-    _OF_THE_RUN,
-    Group((surprises.LOST_BATCHES, randomness.UNSEEDED, samples.COUNTED, samples.BATCH_SIZE)),
+_OF_EXAMPLES = (
+    Group((randomness.UNSEEDED, samples.COUNTED, samples.BATCH_SIZE)),
     Group((samples.REPEATED, samples.MISSING, samples.REORDERED)),
+)
+_OF_NUMBERS = (
     Group(
         (
             tensors.STATIC_SPLIT,
@@ -149,31 +163,34 @@ _GROUPS = (
             replicas.REPLICAS_DISAGREE,
         )
     ),
-    Group(
-        (
-            local_batches.BATCHNORM,
-            local_batches.BATCHNORM_CANCELLED,
-            updates.VARIABLE_AGGREGATION,
-            local_batches.EMPTY_SHARD,
-            local_batches.NAN,
-        )
-    ),
-    *gradients.WAYS,
+    Group((local_batches.BATCHNORM, local_batches.BATCHNORM_CANCELLED, local_batches.EMPTY_SHARD, local_batches.NAN)),
+    Group((updates.VARIABLE_AGGREGATION,)),
+)
+_OF_UPDATES = (
     Group((updates.VARIABLES_LEFT, updates.DEPENDS_IN_UPDATE)),
-    Group((updates.UPDATE_SCALING,)),  # the first that may start a run
-    Group((reports.LOSS_REPORT, reports.METRIC_AGGREGATION)),
-    Group(
-        (
-            randomness.IDENTICAL_DROPOUT,
-            tensors.STATIC_IN_GRAPH,
-            tensors.CACHED_RANDOMNESS,
-            surprises.SURPRISING,
-            shared_files.CHECKPOINT_CONFLICT,
-        )
-    ),
-    Group((hosts.HASH_ORDER, hosts.FILE_ORDER, hosts.UNSEEDED_HOSTS, randomness.IDENTICAL_AUGMENTATION)),
-    Group((updates.FINAL_WEIGHTS, hosts.OF_EXAMPLES, hosts.OF_THE_STEP)),
-    Group((UNEXPLAINED,)),
+    Group((updates.UPDATE_SCALING,)),
+)
+_OF_REPORTS = Group((reports.LOSS_REPORT, reports.METRIC_AGGREGATION))
+_OF_HOSTS = Group(
+    (
+        randomness.IDENTICAL_DROPOUT,
+        randomness.IDENTICAL_AUGMENTATION,
+        hosts.HASH_ORDER,
+        hosts.FILE_ORDER,
+        hosts.UNSEEDED_HOSTS,
+    )
+)
+_OF_THE_REST = (Group((updates.FINAL_WEIGHTS, hosts.OF_EXAMPLES, hosts.OF_THE_STEP)), Group((UNEXPLAINED,)))
+_OF_RECOVERY = Group((endings.NOT_RECOVERED, endings.CHECKPOINT_NOT_RESTORED, endings.RECOVERED_DIFFERENTLY))
+_GROUPS = (
+    _OF_THE_RUN,
+    *_OF_EXAMPLES,
+    *_OF_NUMBERS,
+    *gradients.WAYS,
+    *_OF_UPDATES,
+    _OF_REPORTS,
+    _OF_HOSTS,
+    *_OF_THE_REST,
     _OF_RECOVERY,
 )
 

@@ -1,9 +1,9 @@
-"""Say why gradients differ: what explains them is asked by its price, again and again until nothing new is found.
+"""Say why gradients differ: one group of causes for each way to explain them, by what its answer costs.
 
 A difference of gradients may be explained in six ways, from the cheapest to the dearest:
 
-1. By what the program is known to do with gradients: it adds up several batches, it sums sparse values, it clips. That must
-   be out of the way first, because what is clipped has none of the forms below.
+1. By what the program is known to do with gradients: it adds up several batches, it sums sparse values, it clips, for which
+   runs without clipping are made. That must be out of the way first, because what is clipped has none of the forms below.
 2. By closed forms of what was recorded, with one fitted number at most: a factor, the replicas' shares of the rows, a
    multiple of the weights. They cost nothing.
 3. By experiments on the reference's step: the smallest set of tensors that must see the whole batch (`case.joins`). They cost
@@ -15,7 +15,7 @@ A difference of gradients may be explained in six ways, from the cheapest to the
 
 In one way the rows of the table do not exclude each other: one answer may name several causes. A later way sees only what the
 earlier ones have left. What an answer changes (a switch, another reference) is looked at from the beginning: a second cause may
-have been hidden behind the first.
+have been hidden behind the first. The kinds of replays have a group each, as each costs runs of its own.
 """
 
 from __future__ import annotations
