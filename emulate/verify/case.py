@@ -18,7 +18,16 @@ from emulate.verify.joins import Joins
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import is_in_order, ledgers
 from emulate.verify.lines import ProgramLines, located, operations
-from emulate.verify.recorded import Recorded, RunPair, differing, draws_the_same, initial, starts_alike, trains_on_the_same
+from emulate.verify.recorded import (
+    Recorded,
+    RunPair,
+    computes_the_same,
+    differing,
+    draws_the_same,
+    initial,
+    starts_alike,
+    trains_on_the_same,
+)
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import Met, Outcome, trace_of
 from emulate.verify.run_spec import BY_LOSS, BY_SHARE
@@ -126,7 +135,6 @@ _DROPPED = told("remainder-dropped")(
 
 LATER = "later-steps"
 """Code of what says that a step and later ones are not compared."""
-_DECIDING = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
 
 
 def _inputs(places: Sequence[int]) -> str:
@@ -255,6 +263,21 @@ class Case:
         """Run the unchanged reference once more; return None where that run did not end well."""
         return trace_of(self.lab.repeat())
 
+    @cached_property
+    def repeat_apart(self) -> str | None:
+        """Return in what two equal runs on one device differ; None where in nothing, or the second did not end well."""
+        again = self.repeat()
+        return None if again is None else differing(self.plain, again) or self.drifted(again)
+
+    def drifted(self, again: Trace) -> str | None:
+        """Return what a repeated run makes of the same examples, weights and draws otherwise, beyond the effect of threads."""
+        if not self.lab.measure_noise(self.pair, 1) and computes_the_same(self.plain, again):
+            return None  # without a noise run nothing says what threads make of gradients that cancel
+        first = self.compare_with_noise(self.plain, again).first
+        if first is None:
+            return None
+        return f"the {'losses' if first.kind == 'loss' else f'{first.kind}s'} (first {first.tensor} in step {first.step})"
+
     def check_that_it_repeats(self) -> bool:
         """Return whether two equal runs on one device seem to be equal, so that no run need be spent on that question.
 
@@ -370,9 +393,10 @@ class Case:
         else:
             self.cut(step, why)
 
-    def rebase(self, comparison: Comparison, switch: str | None = None) -> None:
+    def rebase(self, comparison: Comparison, switch: str | None = None, *notes: Told) -> None:
         """Judge the arithmetic on this comparison from now on; what is switched off for it stays so in what is run again."""
         self._base, self._explanation = comparison, None
+        self.notes += notes
         if switch is not None:
             self._kept = (*self._kept, switch)
         self._explained.clear()
@@ -470,19 +494,22 @@ class Case:
 
     def left(self) -> list[Point]:
         """Return the differences of the base that neither the arithmetic nor its consequences explain."""
-        named = self.has("initial-weights") or self.has("unseeded-randomness")
-        points = [p for p in self.base.exceeding if not (named and p.measure.key.kind == "initial-weight")]
         predicates = [*self._explained, *self._explained_always]
-        return [point for point in points if not any(predicate(point) for predicate in predicates)]
+        return [point for point in self.base.exceeding if not any(predicate(point) for predicate in predicates)]
 
     def explain(self, predicate: Callable[[Point], bool], *, always: bool = False) -> None:
         """Note that a cause explains these differences; always: also where the base changes later."""
         (self._explained_always if always else self._explained).append(predicate)
 
-    def explain_aside(self, predicate: Callable[[Point], bool]) -> None:
+    def explain_start(self) -> None:
+        """Note that a cause explains other initial weights."""
+        self.explain(lambda point: point.measure.key.kind == "initial-weight", always=True)
+
+    def explain_aside(self, predicate: Callable[[Point], bool], *notes: Told) -> None:
         """Note that a cause explains these differences, which do not start the divergence: advice, or a consequence."""
         self.explain(predicate)
         self._aside.append(predicate)
+        self.notes += notes
 
     @property
     def first_deciding(self) -> Difference | None:
@@ -534,10 +561,9 @@ class Case:
         """Return whether the program raised or hung."""
         return bool(self.outcome.failure or self.outcome.hung)
 
-    @property
-    def is_decided(self) -> bool:
-        """Return whether after what was found the arithmetic of later steps says nothing of its own."""
-        return any(finding.code in _DECIDING and not finding.advice for finding in self.found)
+    def withdraw(self, code: str) -> None:
+        """Take back a cause that was found: another one explains what it saw."""
+        self.found = [finding for finding in self.found if finding.code != code]
 
     def has(self, code: str) -> bool:
         """Return whether a cause was already found."""

@@ -1,7 +1,7 @@
 """Judge one topology's run: the verdict, its causes, and what was not compared.
 
 A judgement is a function of a case: of traces, and of what its lab gives when a cause asks. What is asked, in this order, and
-why (the order of causes is in `causes/catalogue.py`):
+why (the groups of causes are in `causes/catalogue.py`):
 
 1. Has gpudist itself failed inside of the program? Its records have holes then, and no cause is looked for.
 2. Do runs change each other's files? Then nothing else is told by what they did, and no run is spent on it.
@@ -11,13 +11,12 @@ why (the order of causes is in `causes/catalogue.py`):
 5. Which examples did it train on, and where did it start? What differs there explains differences later on.
 6. What would drown or look like something else: a sum over the replicas that is missing, BatchNormalization, state that steps
    assign. The numbers that follow are judged with it switched off, or on a base that does it too (`Case.rebase`).
-7. Why do gradients differ? That is a loop (`causes/gradients.py`), which asks for explanations by their price.
+7. Why do gradients differ? Explanations are asked by their price (`causes/gradients.py`).
 8. What is made of the same gradients, what is reported, random numbers, hosts that differ. Last, what nothing explains; where
    something is left, the reference is repeated before it is called unexplained.
 
-A cause that is found takes its differences out (`explain`, `cut`), and others see only what is left. In the loop of gradients
-the order of causes means nothing: what one answer names does not exclude the rest. The causes before and after it still rely on
-those before them.
+Causes are asked in groups. All of a group see one state of the case, so their order means nothing. What is found takes its
+differences out (`explain`, `cut`, `rebase`), and all are asked again, from the first group on, of what is left.
 
 The verdict is the first of these that holds: failed or hung; not recovered from faults; unverified, because records have holes
 or files are shared; divergent, if a cause decides that is not by design; unverified, if something is missing that equivalence

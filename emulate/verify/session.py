@@ -180,7 +180,7 @@ class Session:
         """Return whether it is known already, and decides, that devices of a topology do not train."""
         is_expected = REPLICAS_MISSING.code in self._allow
         is_early = run.status == "ok" and not (self._lab.settings.faults or run.met.paths or is_expected)
-        return is_early and REPLICAS_MISSING.look(self._at_once(run, reference)) is not None
+        return is_early and REPLICAS_MISSING.search(self._at_once(run, reference)) is not None
 
     def _judge_at_once(self, run: RunResult, reference: RunResult) -> Run:
         """Judge a topology whose devices do not all train: what else differs is only known once they do."""

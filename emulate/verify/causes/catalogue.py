@@ -1,9 +1,17 @@
-"""List all causes, in the order in which they are checked and fixed. The last reports a difference that no other explains."""
+"""Ask all causes, in one loop: the first group that sees something tells it, then all are asked again of what is left.
+
+A search changes nothing. What a cause explains is taken out of the case once it is told (`Sign.then`), so all causes of a group
+see one state, and their order means nothing; tests ask them in another one. Beside what a cause names in `unless` it is not
+told: that explains what it sees.
+
+The order of the groups follows a step, and within a stage the price. How a run ended and what it trained on is told without a
+number; what makes all numbers others comes before what explains one of them; an update is looked at once its gradients are
+explained, a report once its update is. What may start a run comes behind what costs nothing. Last is what nothing explains.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from emulate.errors import UsageError, did_you_mean
 from emulate.told import told
@@ -22,7 +30,7 @@ from emulate.verify.causes import (
     tensors,
     updates,
 )
-from emulate.verify.causes.cause import OF_GROUPS, Cause, Sign, is_assigned, names_in_words
+from emulate.verify.causes.cause import NUMBERS_MEAN_NOTHING, OF_GROUPS, Cause, Group, Sign, is_assigned, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.lines import Blame, between, made, operations
 from emulate.verify.verdict import Finding
@@ -34,7 +42,7 @@ def _search_unexplained(case: Case) -> Sign | None:
         return Sign("The gradients depend on which replica has which examples, and no known cause explains it.", OF_GROUPS)
     if not left and not case.found:
         return _unexplained_examples(case)
-    if not left or case.is_decided:
+    if not left:
         return None
     first = left[0]
     # Experiments explain one step. A replay stands for the later ones, and may differ in them for reasons of its own, such as
@@ -120,68 +128,76 @@ def _unexplained_examples(case: Case) -> Sign | None:
     )
 
 
-UNEXPLAINED = Cause("unexplained", _search_unexplained)
+UNEXPLAINED = Cause("unexplained", _search_unexplained, unless=NUMBERS_MEAN_NOTHING)
 
 
-_OF_THE_RUN: tuple[Cause, ...] = (
-    endings.FRAMEWORK_LIMIT,
-    endings.HOST_EXITED,
-    endings.UNEQUAL_STEPS,
-    endings.COLLECTIVE_ORDER,
-    endings.COLLECTIVE_MISMATCH,
-    endings.WAITS_FOR_DATA,
-    endings.PYTHON_DEADLOCK,
-    replicas.REPLICAS_MISSING,
+_FILES = Group((shared_files.SHARED_FILES,))
+_OF_THE_RUN = Group(
+    (
+        endings.FRAMEWORK_LIMIT,
+        endings.HOST_EXITED,
+        endings.UNEQUAL_STEPS,
+        endings.COLLECTIVE_ORDER,
+        endings.COLLECTIVE_MISMATCH,
+        endings.WAITS_FOR_DATA,
+        endings.PYTHON_DEADLOCK,
+        replicas.REPLICAS_MISSING,
+        surprises.LOST_BATCHES,
+        tensors.STATIC_IN_GRAPH,
+        tensors.CACHED_RANDOMNESS,
+        surprises.SURPRISING,
+        shared_files.CHECKPOINT_CONFLICT,
+    )
 )
-"""Asked first. Then gpudist chooses the examples on which it compares numbers."""
-_BEFORE_GRADIENTS: tuple[Cause, ...] = (
-    surprises.LOST_BATCHES,  # before what it looks like
-    randomness.UNSEEDED,
-    samples.COUNTED,
-    samples.BATCH_SIZE,  # before what it looks like
-    samples.REPEATED,
-    samples.MISSING,
-    samples.REORDERED,
-    tensors.STATIC_SPLIT,
-    tensors.CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
-    replicas.INITIAL_WEIGHTS,
-    replicas.MISSING_ALL_REDUCE,
-    replicas.REPLICAS_DISAGREE,
-    local_batches.BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
-    local_batches.BATCHNORM_CANCELLED,
-    updates.VARIABLE_AGGREGATION,  # before what follows from it
-    local_batches.EMPTY_SHARD,
-    local_batches.NAN,
+_OF_EXAMPLES = (
+    Group((randomness.UNSEEDED, samples.COUNTED, samples.BATCH_SIZE)),
+    Group((samples.REPEATED, samples.MISSING, samples.REORDERED)),
 )
-"""Asked before differing gradients are explained: samples and weights, and what would drown or follows from them."""
-_BEHIND_GRADIENTS: tuple[Cause, ...] = (
-    updates.VARIABLES_LEFT,
-    updates.DEPENDS_IN_UPDATE,
-    updates.UPDATE_SCALING,
-    reports.LOSS_REPORT,
-    reports.METRIC_AGGREGATION,
-    randomness.IDENTICAL_DROPOUT,
-    tensors.STATIC_IN_GRAPH,
-    tensors.CACHED_RANDOMNESS,
-    surprises.SURPRISING,
-    hosts.HASH_ORDER,
-    hosts.FILE_ORDER,
-    hosts.UNSEEDED_HOSTS,
-    randomness.IDENTICAL_AUGMENTATION,
-    shared_files.CHECKPOINT_CONFLICT,
-    updates.FINAL_WEIGHTS,
-    hosts.HOST_VALUES,  # where nothing else explains it
-    UNEXPLAINED,
-    endings.NOT_RECOVERED,
-    endings.CHECKPOINT_NOT_RESTORED,
-    endings.RECOVERED_DIFFERENTLY,
+_OF_NUMBERS = (
+    Group(
+        (
+            tensors.STATIC_SPLIT,
+            tensors.CROSS_REPLICA_TENSOR,
+            replicas.INITIAL_WEIGHTS,
+            replicas.MISSING_ALL_REDUCE,
+            replicas.REPLICAS_DISAGREE,
+        )
+    ),
+    Group((local_batches.BATCHNORM, local_batches.BATCHNORM_CANCELLED, local_batches.EMPTY_SHARD, local_batches.NAN)),
+    Group((updates.VARIABLE_AGGREGATION,)),
+)
+_OF_UPDATES = (
+    Group((updates.VARIABLES_LEFT, updates.DEPENDS_IN_UPDATE)),
+    Group((updates.UPDATE_SCALING,)),
+)
+_OF_REPORTS = Group((reports.LOSS_REPORT, reports.METRIC_AGGREGATION))
+_OF_HOSTS = Group(
+    (
+        randomness.IDENTICAL_DROPOUT,
+        randomness.IDENTICAL_AUGMENTATION,
+        hosts.HASH_ORDER,
+        hosts.FILE_ORDER,
+        hosts.UNSEEDED_HOSTS,
+    )
+)
+_OF_THE_REST = (Group((updates.FINAL_WEIGHTS, hosts.OF_EXAMPLES, hosts.OF_THE_STEP)), Group((UNEXPLAINED,)))
+_OF_RECOVERY = Group((endings.NOT_RECOVERED, endings.CHECKPOINT_NOT_RESTORED, endings.RECOVERED_DIFFERENTLY))
+_GROUPS = (
+    _OF_THE_RUN,
+    *_OF_EXAMPLES,
+    *_OF_NUMBERS,
+    *gradients.WAYS,
+    *_OF_UPDATES,
+    _OF_REPORTS,
+    _OF_HOSTS,
+    *_OF_THE_REST,
+    _OF_RECOVERY,
 )
 
 
-_CAUSES = (shared_files.SHARED_FILES, *_OF_THE_RUN, *_BEFORE_GRADIENTS, *gradients.CAUSES, *_BEHIND_GRADIENTS)
 _BY_CODE: dict[str, Cause] = {}
-"""Every cause by its code. Where a code has two searches, at different places of the order, this is the first one."""
-for _cause in _CAUSES:
+"""Every cause by its code. Where a code has several searches, this is the first one."""
+for _cause in (cause for group in (_FILES, *_GROUPS) for cause in group.causes):
     _BY_CODE.setdefault(_cause.code, _cause)
 
 
@@ -215,32 +231,16 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
     """
     case.allow = allow
     case.compare()
-
-    def add(finding: Finding | None) -> None:
-        if finding is not None:
-            case.found.append(replace(finding, allowed=finding.code in allow))
-
     if only is not None:
-        add(only.look(case))
+        Group((only,)).ask(case)
         return tuple(case.found)
-    add(shared_files.SHARED_FILES.look(case))
-    is_shared = bool(case.found) and not case.found[0].allowed
-    if is_shared and not case.has_ended_early:  # where runs change each other nothing else is told by what they did
-        add(endings.NOT_RECOVERED.look(case))
-    else:
-        for cause in _OF_THE_RUN:
-            add(cause.look(case))
-        if not is_shared:
-            case.choose_base()
-        for cause in _BEFORE_GRADIENTS:
-            add(cause.look(case))
-        for cause, sign in gradients.explain_gradients(case) if not case.has_ended_early else ():
-            add(cause.found(sign, case))
-        for cause in _BEHIND_GRADIENTS:
-            add(cause.look(case))
-    if case.has(UNEXPLAINED.code) and not case.has(randomness.UNSEEDED.code):
-        add(randomness.UNSEEDED.look(case))
+    is_shared = _FILES.ask(case) and not case.found[0].allowed
+    if not is_shared:
+        case.choose_base()
+    # Where runs change each other nothing else is told by what they did.
+    groups = (_OF_RECOVERY,) if is_shared and not case.has_ended_early else _GROUPS
+    while any(group.ask(case) for group in groups):
+        pass
+    if case.has(UNEXPLAINED.code):
         case.found.sort(key=lambda finding: finding.code != randomness.UNSEEDED.code)
-    if case.has(tensors.STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
-        case.found[:] = [finding for finding in case.found if finding.code != gradients.IN_BATCH_NEGATIVES.code]
     return tuple(sorted(case.found, key=lambda f: (f.advice, f.by_design or f.code == gradients.IN_BATCH_NEGATIVES.code)))

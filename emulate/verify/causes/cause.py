@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -146,22 +146,24 @@ class Sign:
     """Describe a cause as gpudist saw it in a case.
 
     Attributes:
-        summary: One sentence.
+        summary: One sentence; empty where no cause is named, and only what hides others is put out of the way.
         evidence: The numbers.
         fix: Headings of the fixes that suit this case, as the cause's file has them. None: the general fix.
         advice: Whether the same model is trained all the same.
         places: Lines to blame that the search itself knows, `train.py:9` say.
         blame: Where else lines are looked for, before the cause's own places.
         tensors: The variables that it is about.
+        then: Takes what it explains out of the case. A search itself changes nothing, so that others see the same state.
     """
 
-    summary: str
-    evidence: str
+    summary: str = ""
+    evidence: str = ""
     fix: str | Sequence[str] | None = None
     advice: bool = False
     places: Sequence[str] = ()
     blame: Sequence[Blame] = ()
     tensors: Collection[str] = ()
+    then: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -170,23 +172,22 @@ class Cause:
 
     Attributes:
         code: The stable kebab-case code. `texts/<code>.md` holds all its texts.
-        search: Looks at a case; returns None where the cause is not seen. Causes of gradients are looked for together
-            (`gradients.py`).
+        search: Looks at a case and does not change it; returns None where the cause is not seen.
+        unless: Codes of causes that explain what it sees: beside them it is not told.
         by_design: Whether every user of tf.distribute gets this difference: alone it makes the verdict `by-design`.
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
         advice: Whether the same model is trained all the same, so that it is reported and does not decide.
-        explains_numbers: Whether it is only there to explain numbers that differ: where all agree it is not looked for.
         blame: Where the user's lines to blame are looked for; the first query that finds some tells the stage.
     """
 
     code: str
     search: Callable[[Case], Sign | None] = lambda case: None
+    unless: Collection[str] = ()
     by_design: bool = False
     runs_that_ended: bool = False
     completed: bool = True
     advice: bool = False
-    explains_numbers: bool = False
     blame: Sequence[Blame] = ()
 
     @property
@@ -203,18 +204,15 @@ class Cause:
         """Return the fixes under these headings as plain text."""
         return "\n".join(plain_text(self.text.fixes[heading]) for heading in headings)
 
-    def look(self, case: Case) -> Finding | None:
-        """Return the finding if this cause is seen in the case."""
-        if not (self.runs_that_ended if case.has_ended_early else self.completed):
-            return None
-        if self.explains_numbers and case.all_agrees():
-            return None
-        return self.found(self.search(case), case)
+    def is_open(self, case: Case) -> bool:
+        """Return whether it may still be there: not found yet, nor is what explains it."""
+        told = {finding.code for finding in case.found if finding.advice or not self.advice}
+        decided = {finding.code for finding in case.found if not finding.advice}
+        is_asked = self.runs_that_ended if case.has_ended_early else self.completed
+        return is_asked and self.code not in told and decided.isdisjoint(self.unless)
 
-    def found(self, sign: Sign | None, case: Case) -> Finding | None:
+    def found(self, sign: Sign, case: Case) -> Finding:
         """Return the finding for what was seen of this cause."""
-        if sign is None:
-            return None
         headings = [sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix
         fix = self.fix(*headings) if any(_BY_CORE in heading for heading in headings) else _suited(self.fix(*headings), case)
         stage, locations = locate((*sign.blame, *self.blame), case.lines, sign.places, sign.tensors)
@@ -229,6 +227,33 @@ class Cause:
             locations=locations,
             fixes=tuple(headings),
         )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Hold causes that are looked for at one state of a case: their order means nothing.
+
+    Attributes:
+        applies: Whether they are looked for.
+    """
+
+    causes: Sequence[Cause]
+    applies: Callable[[Case], bool] = lambda case: True
+
+    def ask(self, case: Case) -> bool:
+        """Tell the case what is seen of these causes, and take out what they explain; return whether there is any."""
+        asked = [cause for cause in self.causes if cause.is_open(case)]
+        if not asked or not self.applies(case):
+            return False
+        signs = [(cause, sign) for cause in asked if (sign := cause.search(case)) is not None]
+        decided = {cause.code for cause, sign in signs if sign.summary and not (sign.advice or cause.advice)}
+        told = [(cause, sign) for cause, sign in signs if decided.isdisjoint(cause.unless)]
+        findings = [cause.found(sign, case) for cause, sign in told if sign.summary]
+        case.found += [replace(finding, allowed=finding.code in case.allow) for finding in findings]
+        for _, sign in told:
+            if sign.then is not None:
+                sign.then()
+        return bool(told)
 
 
 def _suited(fix: str, case: Case) -> str:
@@ -248,6 +273,10 @@ _IS_CONTAINED = (
     "The program has gpudist's own fix for this already: gd.distributed. So the finding may be wrong, or gpudist_core: please "
     "report it, with the folder that `--traces DIR` writes. What else is known:"
 )
+
+
+NUMBERS_MEAN_NOTHING = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
+"""Codes of causes beside which the arithmetic of later steps says nothing of its own."""
 
 
 def steps_in_words(fits: Sequence[Fit]) -> str:

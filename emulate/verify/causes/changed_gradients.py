@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -46,9 +47,7 @@ def _from_numbers(case: Case) -> Sign | None:
         for together, after in (_clipped(case, optimizer, k, limits) for k in range(apart + 1)):
             gaps.append(sum(norm(together[n] - after[n]) ** 2 for n in after) ** 0.5 / _whole(after))
         if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
-            sign = _sign_of_limits(case, limits, apart, gaps[-1])
-            _take_out(case, optimizer, apart, limits)
-            return sign
+            return _of_limits(case, optimizer, limits, apart, gaps[-1])
     return None
 
 
@@ -66,8 +65,7 @@ def _take_out(case: Case, optimizer: str, step: int, limits: Mapping[str, float]
         return
     again = case.switch("no-clipping")
     if again is not None and again.points:
-        case.rebase(again, "no-clipping")
-        case.notes.append(_UNCLIPPED)
+        case.rebase(again, "no-clipping", _UNCLIPPED)
     elif theirs is None:
         case.explain_update(step)
 
@@ -88,7 +86,7 @@ def _rate(case: Case, trace: Trace, optimizer: str, step: int, gradients: Mappin
     return one_factor(changes)
 
 
-def _sign_of_limits(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:
+def _of_limits(case: Case, optimizer: str, limits: Mapping[str, float], step: int, gap: float) -> Sign:
     limit = ", ".join(f"{name}={value:g}" for name, value in limits.items())
     return Sign(
         f"Each replica clips its own gradient ({limit}) before the gradients are summed. The sum must be clipped instead.",
@@ -98,6 +96,7 @@ def _sign_of_limits(case: Case, limits: Mapping[str, float], step: int, gap: flo
         )
         + (f"; clipping was not active in {'the step' if step == 1 else f'the {step} steps'} before" if step else ""),
         _of_option(next(iter(limits))),
+        then=lambda: _take_out(case, optimizer, step, limits),
     )
 
 
@@ -152,11 +151,9 @@ def _from_rerun(case: Case) -> Sign | None:
     # another training.
     if gone and not case.facts.clipped_by and first.measure.key.kind == "gradient":
         return None
-    adds_up_itself = not gone and all(fit.replicated or fit.taped for fit in rest.fits)
-    case.rebase(again, "no-clipping")
-    if adds_up_itself:  # and clips the sum of what is wrong for another reason
-        case.notes.append(_UNCLIPPED)
-        return None
+    if not gone and all(fit.replicated or fit.taped for fit in rest.fits):
+        # It adds up by itself, and clips the sum of what is wrong for another reason.
+        return Sign(then=lambda: case.rebase(again, "no-clipping", _UNCLIPPED))
     alike = "gradients and weights agree" if again.exceeding else "everything agrees"
     left = alike if gone else "the remaining difference has another cause"
     return Sign(
@@ -164,6 +161,7 @@ def _from_rerun(case: Case) -> Sign | None:
         f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) differs by "
         f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}",
         _fix_of_clipping(case),
+        then=lambda: case.rebase(again, "no-clipping"),
     )
 
 
@@ -181,12 +179,12 @@ def _from_norms(case: Case) -> Sign | None:
         views = case.base.views(fit.optimizer, fit.step)
         limit = _clipped_to(views, list(fit.shares))
         if limit is not None:
-            case.explain_fits([fit])
             return Sign(
                 _SUMMARY,
                 f"In step {fit.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: "
                 "the limit",
                 _fix_of_clipping(case),
+                then=partial(case.explain_fits, [fit]),
             )
     return None
 
@@ -206,13 +204,12 @@ def _beside_others(case: Case) -> Sign | None:
         again = case.switch("no-clipping") if limit is not None else None
         if again is None or not again.points:
             continue
-        case.rebase(again, "no-clipping")
-        case.notes.append(_UNCLIPPED)
         return Sign(
             _SUMMARY,
             f"In step {first} the replicas have different gradients, but each has the same norm as that of one "
             f"device, {limit:.5g}: the limit",
             _fix_of_clipping(case),
+            then=partial(case.rebase, again, "no-clipping", _UNCLIPPED),
         )
     return None
 
@@ -296,12 +293,12 @@ def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | N
     """Check whether the step grows with the number of its batches."""
     if not fits or any(abs(fit.scale / ratio - 1) > ROUND or fit.shares or fit.replicated for fit in fits):
         return None
-    case.explain_fits(fits, lambda point: abs(point.factor / ratio - 1) < 10 * ROUND)
     return Sign(
         f"Gradients of several batches are summed for one update and not divided by the number of batches: {count}.",
         f"gradient / gradient of one device = {as_factor(ratio)} for all variables in {steps_in_words(fits)}, the ratio "
         f"of the numbers of batches; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
         "the noise floor",
+        then=lambda: case.explain_fits(fits, lambda point: abs(point.factor / ratio - 1) < 10 * ROUND),
     )
 
 
@@ -309,12 +306,12 @@ def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
     """Check whether a term that does not depend on examples is added once for each batch."""
     if not fits or any(not fit.decay or fit.shares or abs(fit.scale - 1) > ROUND for fit in fits):
         return None
-    case.explain_fits(fits)
     names = names_in_words(list(dict.fromkeys(name for fit in fits for name in fit.decay)))
     return Sign(
         f"A regularization or decay is added once for each batch of an update: {count}.",
         f"In {steps_in_words(fits)} the gradient of {names} is that of one device plus a multiple of the weights; "
         f"without this multiple the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor",
+        then=lambda: case.explain_fits(fits),
     )
 
 
@@ -332,14 +329,12 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
         return None
     again = case.switch("no-clipping") if case.facts.clips else None
     evidence = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
+    then = partial(case.cut, step, "each batch of an update is changed on its own")
     if again is not None and again.is_equivalent:
-        case.rebase(again, "no-clipping")
+        then = partial(case.rebase, again, "no-clipping")
         evidence += "; with clipping switched off in both runs everything agrees"
-    else:
-        case.cut(step, "each batch of an update is changed on its own")
-    return Sign(
-        f"Each batch of an update is changed on its own (clipped, normalized) before the batches are summed: {count}.", evidence
-    )
+    summary = f"Each batch of an update is changed on its own (clipped, normalized) before the batches are summed: {count}."
+    return Sign(summary, evidence, then=then)
 
 
 def of_sparse_gradients(case: Case) -> Sign | None:
@@ -356,13 +351,13 @@ def _of_values(case: Case) -> Sign | None:
     if first is None or first.step != case.base.first_step("gradient"):
         return None
     tensor, step = first.measure.key.tensor, first.step
-    case.explain(lambda point: point.measure.key.tensor == tensor or point.step > step)
     return Sign(
         f"The values of a sparse gradient ({tensor}) are added up over the replicas, and the rows they belong to are not.",
         f"The step gives the values of a tf.IndexedSlices to all_reduce; in step {step} the gradient of {tensor} differs "
         f"by {first.ratio:.0f}x the noise floor",
         _OF_VALUES,
         blame=[operations("sum", "all_reduce"), between("given")],
+        then=lambda: case.explain(lambda point: point.measure.key.tensor == tensor or point.step > step),
     )
 
 
@@ -386,12 +381,12 @@ def _of_the_optimizer(case: Case) -> Sign | None:
     if not all(_differs_where_replicas_meet(case, apart, tensor, optimizer) for tensor in tensors):
         return None
     agreeing = {p.measure.key.tensor for p in case.base.points if p.step == apart and p.measure.key.kind == "weight"}
-    case.explain_update(apart)
     worst = max(out, key=lambda point: point.ratio)
     return Sign(
         f"The optimizer updates {tensors[0]} from a sparse gradient that has a row once for each replica that looked it up.",
         f"in step {apart} all gradients agree; of {len(agreeing)} weights only {len(tensors)} with a sparse "
         f"gradient (tf.IndexedSlices) differ: {', '.join(tensors[:3])}, by {worst.ratio:.0f}x the noise floor",
+        then=lambda: case.explain_update(apart),
     )
 
 

@@ -51,7 +51,7 @@ def of_a_factor(case: Case) -> Sign | None:
     """Look for one factor of all gradients."""
     fits = _fits(case, replicated=False)
     # One device that gets the number of replicas divides its loss by it, which is told.
-    if not fits or case.has("accumulation") or case.without("told"):
+    if not fits or case.without("told"):
         return None
     scales = {fit.optimizer: fit.scale for fit in reversed(fits)}  # the first of each
     scale = fits[0].scale
@@ -64,7 +64,6 @@ def of_a_factor(case: Case) -> Sign | None:
         is_off_by_it = by > 0 and abs(point.measure.error / by - 1) < 10 * ROUND
         return mixed or is_off_by_it or any(abs(point.factor / one - 1) < 10 * ROUND for one in scales.values())
 
-    case.explain_fits(fits, follows)
     evidence = (
         f"sum of the replicas' gradients / gradient of one device = {_in_turn(scales, as_factor)} for all variables in "
         f"{steps_in_words(fits)}; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
@@ -87,6 +86,7 @@ def of_a_factor(case: Case) -> Sign | None:
         # Where the losses agree, their gradients do, and what the program makes of these has the factor.
         blame=[operations("sum", "averages")] * (scale < 1)
         + [operations("given", "scale"), between("given")] * case.losses_agree([fits[0].step]),
+        then=lambda: case.explain_fits(fits, follows),
     )
 
 
@@ -151,7 +151,6 @@ def of_equal_gradients(case: Case) -> Sign | None:
     fits = _fits(case, replicated=True)
     if not fits or (case.ledger is not None and case.ledger.identical_replicas):
         return None
-    case.explain_fits(fits)
     evidence = (
         "The gradients that enter the optimizer are bit for bit equal on all replicas, although the examples "
         f"differ ({steps_in_words(fits)}); their sum is {as_factor(fits[0].scale)}x the gradient of one device"
@@ -162,10 +161,10 @@ def of_equal_gradients(case: Case) -> Sign | None:
             f"{1 / fits[0].scale:.4g}x too small.",
             evidence,
             _TOO_SMALL,
+            then=lambda: case.explain_fits(fits),
         )
-    return Sign(
-        f"The gradients are summed twice, in the program and by the optimizer: {fits[0].scale:.4g}x too large.", evidence
-    )
+    summary = f"The gradients are summed twice, in the program and by the optimizer: {fits[0].scale:.4g}x too large."
+    return Sign(summary, evidence, then=lambda: case.explain_fits(fits))
 
 
 def of_shares_of_rows(case: Case) -> Sign | None:
@@ -173,11 +172,11 @@ def of_shares_of_rows(case: Case) -> Sign | None:
     fits = case.explain_gradients().uneven
     if not fits:
         return None
-    case.explain_fits(fits)
     first = fits[0]
     rows = _examples_of_replicas(case, first)
     if case.has("empty-shard") and all(0 in _examples_of_replicas(case, fit) for fit in fits):
-        return None  # the same division, by none
+        is_left = bool(_steps_left(case) & {(fit.optimizer, fit.step) for fit in fits})
+        return Sign(then=lambda: case.explain_fits(fits)) if is_left else None  # the same division, by none
     are_even_before = first.step > 0 and case.base.first_step("gradient") == first.step
     even = f"; the {first.step} steps before it, with equally many examples on each replica, agree"
     return Sign(
@@ -190,6 +189,7 @@ def of_shares_of_rows(case: Case) -> Sign | None:
         )
         + (even if are_even_before else ""),
         _OF_FIT if case.facts.compiled else None,
+        then=lambda: case.explain_fits(fits),
     )
 
 
@@ -210,9 +210,8 @@ def of_multiples_of_weights(case: Case) -> Sign | None:
             f"Every gradient is {factor_in_words(case, case.num_replicas)[0]}, and the loss has a term that no example enters. "
             "If the losses of the examples alone are divided by the global batch, this term stays too large",
         )
-    if not fits or is_of_others or not _is_steady(fits) or case.has("accumulation"):
+    if not fits or is_of_others or not _is_steady(fits):
         return None
-    case.explain_fits(fits)
     first = fits[0]
     tensors = list(first.decay)
     l2, l1 = first.decay[tensors[0]]
@@ -228,6 +227,7 @@ def of_multiples_of_weights(case: Case) -> Sign | None:
         f"{steps_in_words(fits)}: the error of the gradients is {term} ({tensors[0]}), on {on}; the others agree; "
         f"without it the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor"
         + (coefficient if l2 > 0 else ""),
+        then=lambda: case.explain_fits(fits),
     )
 
 
@@ -265,11 +265,11 @@ def of_a_count(case: Case) -> Sign | None:
     fits = weighted(case)
     if not fits or not case.are_counts(fits[0]):
         return None
-    case.explain_fits(fits)
     return Sign(
         OF_A_COUNT,
         f"{_with_weights(fits)}; every replica has equally many examples",
         fix_of_count(case),
+        then=lambda: case.explain_fits(fits),
     )
 
 
@@ -279,12 +279,12 @@ def of_own_losses(case: Case) -> Sign | None:
     # Where examples meet before the loss, it is no function of the loss that each replica has.
     if not fits or case.lines.rows_meet or is_padded_otherwise(case, fits[0].optimizer, fits[0].step):
         return None
-    case.explain_fits(fits)
     return Sign(
         "Each replica's gradient has its own factor, and no count explains it: each replica computes a function of its own "
         "loss (a root, a logarithm, a ratio) instead of the loss of the whole batch.",
         f"{_with_weights(fits)}. Weights of a count would add up to {len(fits[0].shares)}; these do not",
         [_OF_ALL, *[COMPILED] * bool(case.facts.compiled), *[_OF_ALL_IN_A_MEAN] * bool(case.facts.distributed)],
+        then=lambda: case.explain_fits(fits),
     )
 
 
@@ -294,9 +294,13 @@ def weighted(case: Case) -> list[Fit]:
     What the weights of replicas and a regularization explain together has two causes.
     """
     uneven = case.ledger.uneven if case.ledger is not None and case.has("uneven-batch") else ()
-    left = {(point.measure.key.optimizer, point.step) for point in case.left() if point.measure.key.kind == "gradient"}
-    fits = case.explain_gradients().weighted
+    left, fits = _steps_left(case), case.explain_gradients().weighted
     return [f for f in fits if f.step not in uneven and (f.taped or f.decay or (f.optimizer, f.step) in left)]
+
+
+def _steps_left(case: Case) -> set[tuple[str, int]]:
+    """Return the steps, by optimizer, whose gradients differ without a cause so far."""
+    return {(point.measure.key.optimizer, point.step) for point in case.left() if point.measure.key.kind == "gradient"}
 
 
 def _with_weights(fits: Sequence[Fit]) -> str:

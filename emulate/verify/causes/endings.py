@@ -110,8 +110,6 @@ def _search_order(case: Case) -> Sign | None:
 
 
 def _search_mismatch(case: Case) -> Sign | None:
-    if case.has("collective-order"):
-        return None
     said = _MISMATCH.search(case.outcome.failure or "")
     if case.outcome.suspect != "collective-mismatch" and said is None:
         return None
@@ -137,7 +135,7 @@ HOST_EXITED = _cause(
 
 UNEQUAL_STEPS = _cause("unequal-steps", _search_unequal, blame=(stuck(), stopped()))
 
-COLLECTIVE_MISMATCH = _cause("collective-mismatch", _search_mismatch, blame=(stuck(), stopped()))
+COLLECTIVE_MISMATCH = _cause("collective-mismatch", _search_mismatch, unless=("collective-order",), blame=(stuck(), stopped()))
 
 COLLECTIVE_ORDER = _cause("collective-order", _search_order, blame=(stuck(), stopped()))
 
@@ -350,7 +348,7 @@ def _search_not_restored(case: Case) -> Sign | None:
 
 def _search_different(case: Case) -> Sign | None:
     recovery = case.recovery
-    if recovery is None or recovery.result != "different" or case.has("checkpoint-not-restored"):
+    if recovery is None or recovery.result != "different":
         return None
     first = recovery.comparison.first if recovery.comparison is not None else None
     if first is None:
@@ -412,4 +410,4 @@ NOT_RECOVERED = Cause("not-recovered", _search_not_recovered)
 
 CHECKPOINT_NOT_RESTORED = Cause("checkpoint-not-restored", _search_not_restored, blame=(made("start", "restore"),))
 
-RECOVERED_DIFFERENTLY = Cause("recovered-differently", _search_different)
+RECOVERED_DIFFERENTLY = Cause("recovered-differently", _search_different, unless=("checkpoint-not-restored",))

@@ -6,7 +6,8 @@ get the names of causes, one for each kind of member. No number is fitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Sign, as_factor, names_in_words
@@ -46,8 +47,9 @@ def of_a_factor(case: Case) -> Sign | None:
     fix = _OF_ONE_NUMBER if joins.meetings and joins.scale > 1 else fix_of_factor(case, joins.scale)
     return Sign(
         f"Beside what must see the whole batch, every gradient is {words}.",
-        f"{_explained_by(case, joins.members)}, after dividing by {as_factor(joins.scale)}",
+        f"{said_by_joins(case, joins.members)}, after dividing by {as_factor(joins.scale)}",
         fix,
+        then=_explained(case),
     )
 
 
@@ -59,8 +61,9 @@ def of_constants(case: Case) -> Sign | None:
     return Sign(
         f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same examples and "
         "weights get different gradients with more replicas.",
-        _explained_by(case, joins.constants),
+        said_by_joins(case, joins.constants),
         blame=lines_of(joins.constants),
+        then=_explained(case),
     )
 
 
@@ -71,8 +74,9 @@ def of_numbers(case: Case) -> Sign | None:
         return None
     return Sign(
         "A part of the loss is scaled by the number of replicas: each replica divides it by the number of its own examples.",
-        _explained_by(case, numbers),
+        said_by_joins(case, numbers),
         blame=lines_of(numbers),
+        then=_explained(case),
     )
 
 
@@ -81,11 +85,11 @@ def of_terms(case: Case) -> Sign | None:
     joins = _answer(case)
     if not joins.terms:
         return None
-    _explained_by(case, ())
     return Sign(
         "A term of the loss that depends on no example counts once for each replica.",
         f"In step {joins.step} the replicas' examples have the gradients of one device if this term counts once",
         blame=(making("loss", joins.terms),),
+        then=_explained(case),
     )
 
 
@@ -97,11 +101,9 @@ def of_normalizers(case: Case) -> Sign | None:
         return None
     fits = weighted(case)
     counts = fits[0] if fits and case.are_counts(fits[0]) else None
+    how, then = said_by_joins(case, normalizers), _explained(case)
     if counts is not None and len(normalizers) + len(joins.constants) == len(joins.members):
-        how = said_by_joins(case, normalizers)
-        case.explain_fits(fits)
-    else:
-        how = _explained_by(case, normalizers)
+        then = partial(case.explain_fits, fits)
     if {member.kind for member in normalizers} & {"maximum", "minimum"}:
         fix: Sequence[str] | None = [_OF_EXTREMES]
     else:
@@ -111,9 +113,9 @@ def of_normalizers(case: Case) -> Sign | None:
             "Each replica scales its loss by a number that it computes from its own examples, instead of from those of all "
             "replicas."
         )
-        return Sign(what, how, fix, blame=lines_of(normalizers))
+        return Sign(what, how, fix, blame=lines_of(normalizers), then=then)
     how = f"{how}. The replicas' gradients need the weights {weights_in_words(counts)}"
-    return Sign(OF_A_COUNT, how, fix, blame=lines_of(normalizers))
+    return Sign(OF_A_COUNT, how, fix, blame=lines_of(normalizers), then=then)
 
 
 def of_meetings(case: Case) -> Sign | None:
@@ -126,9 +128,10 @@ def of_meetings(case: Case) -> Sign | None:
     are_padded = is_padded_otherwise(case, joins.optimizer, joins.step)
     return Sign(
         DEPENDENT,
-        _explained_by(case, joins.meetings),
+        said_by_joins(case, joins.meetings),
         OF_PADDING if are_padded else _OF_SUMS if are_sums else None,
         blame=lines_of(joins.meetings),
+        then=_explained(case),
     )
 
 
@@ -138,13 +141,16 @@ def _answer(case: Case) -> Joins:
     return case.joins
 
 
-def _explained_by(case: Case, members: Sequence[Member]) -> str:
-    """Judge on where experiments explain a step, and return what they say of some members, in words."""
+def _explained(case: Case) -> Callable[[], object]:
+    """Return what judges on a replay from the step on that experiments explain: all that they name goes together."""
     joins = _answer(case)
-    if joins not in case.joined:
-        case.joined.append(joins)
-        rebase_on_any_replay(case, joins.step)
-    return said_by_joins(case, members)
+
+    def then() -> None:
+        if joins not in case.joined:
+            case.joined.append(joins)
+            rebase_on_any_replay(case, joins.step)
+
+    return then
 
 
 def said_by_joins(case: Case, members: Sequence[Member]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from emulate.told import Told, told
 from emulate.trace import TABLE, Step, Trace
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import NUMBERS_MEAN_NOTHING, Cause, Sign
 from emulate.verify.compared_runs import complete
 from emulate.verify.ledgers import has_ended, hosts_of_rows, ledgers, parts_of_rows, shifted_columns
 from emulate.verify.lines import made
@@ -24,11 +24,11 @@ _MOVED = 0.2
 _FEWEST = 4
 """Rows seen in both runs, or in a step, that it takes to tell, and steps."""
 _ONE_SEED = "one seed on all hosts"
+_OF_NO_HOST = ("unseeded-randomness", "replicas-missing")
+"""Beside these another run with other hosts differs for no reason of its hosts."""
 
 
 def _search_unseeded(case: Case) -> Sign | None:
-    if case.has("unseeded-randomness") or case.has("replicas-missing"):
-        return None
     run = case.lab.vary_hosts(case.pair, "seeds")
     if run is None:
         return None
@@ -133,6 +133,7 @@ def _numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | N
 UNSEEDED_HOSTS = Cause(
     "unseeded-hosts",
     _search_unseeded,
+    unless=_OF_NO_HOST,
     blame=(made("examples", "shuffle", seeded=False), made("examples", "generator", seeded=False)),
 )
 
@@ -176,7 +177,7 @@ def _search_variation(case: Case, what: str, words: _Words) -> Sign | None:
         The sign; None where nothing depends on it.
     """
     run = case.lab.vary_hosts(case.pair, what)
-    if run is None or case.has("unseeded-randomness") or case.has("replicas-missing"):
+    if run is None:
         return None
     where = f" ({'; '.join(case.lab.places_of(what)[:3])})"
     if run.status != "ok" or run.trace is None:
@@ -280,6 +281,7 @@ _OF_HASHES = _Words(
 HASH_ORDER = Cause(
     "hash-order",
     lambda case: _search_variation(case, "hashes", _OF_HASHES),
+    unless=_OF_NO_HOST,
     blame=(made("examples"),),
 )
 
@@ -305,6 +307,7 @@ _OF_LISTINGS = _Words(
 FILE_ORDER = Cause(
     "file-order",
     lambda case: _search_variation(case, "listing", _OF_LISTINGS),
+    unless=_OF_NO_HOST,
     blame=(made("examples"),),
 )
 
@@ -354,7 +357,7 @@ def _tables(places: Sequence[_PlaceApart]) -> list[_PlaceApart]:
 def _of_examples(case: Case) -> Sign | None:
     """Check for values that make different examples from the same data on each host."""
     ledger = case.ledger
-    if ledger is None or ledger.grows or ledger.first_apart is None or any(case.has(code) for code in _OTHER_ROWS):
+    if ledger is None or ledger.grows or ledger.first_apart is None:
         return None
     apart = _places_apart(_held(case.untouched, "mapped"))
     is_foreign = ledger.foreign > _MOST * ledger.samples.seen
@@ -390,15 +393,11 @@ _FROM_ALL = "If the input pipeline uses them"
 
 
 def _of_the_step(case: Case) -> Sign | None:
-    left = case.left()
-    if not left or case.is_decided:
-        return None
-    apart = _places_apart(_held(case.untouched, "held"))
-    if not apart:
+    left, apart = case.left(), _places_apart(_held(case.untouched, "held"))
+    if not left or not apart:
         return None
     first = left[0].difference()
     of = f" of {first.tensor}" if first.kind in ("gradient", "weight") else f" {first.tensor}"
-    case.cut(0, "each host computes with its own numbers")
     lines = list(dict.fromkeys(place.place.partition("|")[0] for place in apart if not place.place.startswith("|")))
     named = f" ({', '.join(lines[:3])}{', ...' if len(lines) > 3 else ''})" if lines else ""
     return Sign(
@@ -406,6 +405,7 @@ def _of_the_step(case: Case) -> Sign | None:
         f"The step uses {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs (error "
         f"{first.error:.2g}, noise floor {first.noise:.2g})",
         places=lines,
+        then=lambda: case.cut(0, "each host computes with its own numbers"),
     )
 
 
@@ -424,4 +424,5 @@ def _places_apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Plac
     return [place for place in apart if len({frozenset(values) for values in place.values.values()}) > 1]
 
 
-HOST_VALUES = Cause("host-values", lambda case: _of_examples(case) or _of_the_step(case), blame=(made("examples"),))
+OF_EXAMPLES = Cause("host-values", _of_examples, unless=_OTHER_ROWS, blame=(made("examples"),))
+OF_THE_STEP = Cause("host-values", _of_the_step, unless=NUMBERS_MEAN_NOTHING, blame=(made("examples"),))

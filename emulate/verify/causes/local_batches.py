@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,21 +25,21 @@ _ALIKE = {
 
 
 def _search_batchnorm(case: Case) -> Sign | None:
-    if not case.facts.batchnorm or case.num_replicas < 2 or not case.base.exceeding:
+    if not case.facts.batchnorm or case.num_replicas < 2 or not case.base.exceeding or any(map(case.without, _ALIKE)):
         return None
     statistics = [p for p in case.base.exceeding if p.measure.key.tensor in case.facts.batchnorm]
     normalized = case.normalize_alike()
-    if normalized is not None:
-        switch, again = normalized
-        first, gone = case.base.exceeding[0], again.is_equivalent
-        case.rebase(again, switch)
-        case.notes.append(told("normalized-alike")(f"gradients, weights and losses were compared {_ALIKE[switch]}"))
-        how = _with_switch(first, again, _ALIKE[switch], gone)
-        return _sign_of_statistics(case, statistics, how) if gone or statistics else None
-    if not statistics:
-        return None
-    case.cut(min(p.step for p in statistics), "BatchNormalization affects them, and gpudist could not synchronize it")
-    return _sign_of_statistics(case, statistics, "")
+    if normalized is None:
+        why = "BatchNormalization affects them, and gpudist could not synchronize it"
+        cut = Sign(then=lambda: case.cut(min(p.step for p in statistics), why))
+        return _of_statistics(case, statistics, "", cut) if statistics else None
+    switch, again = normalized
+    note = told("normalized-alike")(f"gradients, weights and losses were compared {_ALIKE[switch]}")
+    rebased = Sign(then=lambda: case.rebase(again, switch, note))
+    if not (again.is_equivalent or statistics):
+        return rebased
+    how = _with_switch(case.base.exceeding[0], again, _ALIKE[switch], again.is_equivalent)
+    return _of_statistics(case, statistics, how, rebased)
 
 
 def _with_switch(first: Point, again: Comparison, alike: str, gone: bool) -> str:
@@ -51,15 +51,16 @@ def _with_switch(first: Point, again: Comparison, alike: str, gone: bool) -> str
     return f"{before}; {alike} {left.measure.key.tensor} still differs from step {left.step} on"
 
 
-def _sign_of_statistics(case: Case, statistics: list[Point], switched: str) -> Sign:
+def _of_statistics(case: Case, statistics: list[Point], switched: str, unnamed: Sign) -> Sign:
     numbers = [switched]
     if statistics:
         m = statistics[0].measure
         numbers.insert(0, f"{m.key.tensor} differs from step {m.step} on ({m.in_print[0]}, {m.in_print[1]} on one device)")
-    return Sign(
-        "BatchNormalization uses the mean and variance of each replica's own examples, not of the whole batch.",
-        "; ".join(part for part in numbers if part),
-        _OF_MASKS if case.facts.masked else None,
+    return replace(
+        unnamed,
+        summary="BatchNormalization uses the mean and variance of each replica's own examples, not of the whole batch.",
+        evidence="; ".join(part for part in numbers if part),
+        fix=_OF_MASKS if case.facts.masked else None,
     )
 
 
@@ -75,8 +76,8 @@ def _search_cancelled(case: Case) -> Sign | None:
     first, again = case.base.exceeding[0], case.switch(CENTERED)
     if again is None or not again.is_equivalent:
         return None
-    case.rebase(again, CENTERED)
-    return Sign(f"{_CANCELLED}.", _with_switch(first, again, _ALIKE[CENTERED], True), _CANCELLED)
+    how = _with_switch(first, again, _ALIKE[CENTERED], True)
+    return Sign(f"{_CANCELLED}.", how, _CANCELLED, then=lambda: case.rebase(again, CENTERED))
 
 
 def _cancels(case: Case) -> bool:
@@ -109,9 +110,9 @@ def _search_empty(case: Case) -> Sign | None:
         where, fix = "an evaluation", _OF_EVALUATION
     if not without or (lost.whose and not set(without) & set(lost.whose)):
         return None
-    lost.cut(case)
     who = f"replica {without[0]} has" if len(without) == 1 else f"replicas {numbers(without)} have"
-    return Sign(f"In {where} {who} no examples. Dividing by zero examples gives NaN: {lost.what}", lost.evidence, fix)
+    summary = f"In {where} {who} no examples. Dividing by zero examples gives NaN: {lost.what}"
+    return Sign(summary, lost.evidence, fix, then=lambda: lost.cut(case))
 
 
 def _search_nan(case: Case) -> Sign | None:
@@ -120,11 +121,11 @@ def _search_nan(case: Case) -> Sign | None:
         return None
     if _is_skipped(case, lost.point):
         return _of_skipped(case, lost)
-    lost.cut(case)
     scales = any(about.get("loss_scale") for about in case.facts.optimizers.values())
     is_unseen = scales and lost.whose and 0 not in lost.whose
     why = " Keras's LossScaleOptimizer skips a step only if the first replica's gradients are not finite." if is_unseen else ""
-    return Sign(lost.what[0].upper() + lost.what[1:] + why, lost.evidence, _OF_LOSS_SCALE if is_unseen else None)
+    summary, fix = lost.what[0].upper() + lost.what[1:] + why, _OF_LOSS_SCALE if is_unseen else None
+    return Sign(summary, lost.evidence, fix, then=lambda: lost.cut(case))
 
 
 def _is_skipped(case: Case, point: Point) -> bool:
@@ -141,10 +142,13 @@ def _is_skipped(case: Case, point: Point) -> bool:
 def _of_skipped(case: Case, lost: _Lost) -> Sign:
     """Leave skipped steps out, and where each run has weights of its own all that comes later."""
     step = lost.point.step
-    if case.base.runs.reference.follows:
-        case.explain(lambda point: point.measure.non_finite and _is_skipped(case, point))
-    else:
-        case.cut(step, "one of the runs skips this step")
+
+    def leave_out() -> None:
+        if case.base.runs.reference.follows:
+            case.explain(lambda point: point.measure.non_finite and _is_skipped(case, point))
+        else:
+            case.cut(step, "one of the runs skips this step")
+
     where, other = ("here", "on one device") if _is_here(lost.point) else ("on one device", "here")
     return Sign(
         f"Some scaled gradients of step {step} overflow {where}, and not {other}. The LossScaleOptimizer skips the step and "
@@ -152,6 +156,7 @@ def _of_skipped(case: Case, lost: _Lost) -> Sign:
         f"{lost.evidence}; the weights stay as they were before the step",
         _OF_SKIPPED,
         advice=True,
+        then=leave_out,
     )
 
 
@@ -222,4 +227,4 @@ EMPTY_SHARD = Cause(
     "empty-shard", _search_empty, blame=(operations("loss", "mean", "ratio", "scale"), made("examples", "batch"))
 )
 
-NAN = Cause("nan", _search_nan, blame=(operations("loss", "count", "ratio", "mean", "scale"),))
+NAN = Cause("nan", _search_nan, unless=("empty-shard",), blame=(operations("loss", "count", "ratio", "mean", "scale"),))

@@ -11,7 +11,6 @@ from emulate.verify.causes.cause import GENERAL, Cause, Sign
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made, operations
-from emulate.verify.recorded import computes_the_same, differing
 from emulate.verify.result import trace_of
 
 _OF_OTHER_DRAWS = "If the random numbers are not those of Dropout"
@@ -19,30 +18,17 @@ _OF_RACES = "If all generators have a seed and the examples differ"
 
 
 def _search_unseeded(case: Case) -> Sign | None:
-    # How many batches of a generator Keras's fit loses depends on time: then no two of its runs are alike.
-    loses_batches = case.facts.distributes_generator and case.has("framework-limit")
-    if loses_batches or (not case.has("unexplained") and case.check_that_it_repeats()):
+    if not case.has("unexplained") and case.check_that_it_repeats():
         return None
-    again = case.repeat()
-    what = None if again is None else differing(case.plain, again) or drifted(case, again)
+    what = case.repeat_apart
     if what is None:
         return None
     return Sign(
         f"Two runs of the program on one device differ in {what}, although all known generators have a seed.",
         f"Two runs on 1x1 with the same seed differ in {what}, so gpudist cannot compare a run on several devices",
         [GENERAL, _OF_RACES] if "of the examples" in what else None,
+        then=case.explain_start,
     )
-
-
-def drifted(case: Case, again: Trace) -> str | None:
-    """Return what a repeated run makes of the same examples, weights and draws otherwise, beyond the effect of threads."""
-    if not case.lab.measure_noise(case.pair, 1) and computes_the_same(case.plain, again):
-        return None  # without a noise run nothing says what threads make of gradients that cancel
-    comparison = case.compare_with_noise(case.plain, again)
-    if comparison.first is None:
-        return None
-    kinds = "losses" if comparison.first.kind == "loss" else f"{comparison.first.kind}s"
-    return f"the {kinds} (first {comparison.first.tensor} in step {comparison.first.step})"
 
 
 def _search_dropout(case: Case) -> Sign | None:
@@ -121,7 +107,13 @@ def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
     return set.intersection(*each) if len(each) > 1 and each[0] else None
 
 
-UNSEEDED = Cause("unseeded-randomness", _search_unseeded, blame=(made("examples", "generator", seeded=False),))
+UNSEEDED = Cause(
+    "unseeded-randomness",
+    _search_unseeded,
+    # How many batches of a generator Keras's fit loses depends on time: then no two of its runs are alike.
+    unless=("framework-limit",),
+    blame=(made("examples", "generator", seeded=False),),
+)
 
 IDENTICAL_DROPOUT = Cause(
     "identical-dropout", _search_dropout, by_design=True, blame=(made("loss", "Dropout"), operations("loss", "draw"))
@@ -137,7 +129,7 @@ def _search_augmentation(case: Case) -> Sign | None:
     if trace.num_hosts < 2 or ledger is None or ledger.grows or ledger.first_apart is None or ledger.identical_hosts:
         return None
     seen = ledger.samples.seen
-    if ledger.foreign <= _MOST * seen or any(case.has(code) for code in ("unseeded-randomness", "unseeded-hosts")):
+    if ledger.foreign <= _MOST * seen:
         return None
     drawn = _stream(trace) or _stage(trace)
     if drawn is None:
@@ -184,5 +176,8 @@ def _stage(trace: Trace) -> str | None:
 
 
 IDENTICAL_AUGMENTATION = Cause(
-    "identical-augmentation", _search_augmentation, blame=(made("examples", "generator", seeded=True), made("examples", "map"))
+    "identical-augmentation",
+    _search_augmentation,
+    unless=("unseeded-randomness", "unseeded-hosts"),
+    blame=(made("examples", "generator", seeded=True), made("examples", "map")),
 )

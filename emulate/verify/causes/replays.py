@@ -47,11 +47,11 @@ def of_turns(case: Case) -> Sign | None:
     backwards = f"{way.switch}-backwards"
     if _apart(case, backwards, first, way.first) is None or _explains(case, backwards, first, way.first):
         return None
-    before = _first_in_words(case, first)
     return Sign(
         "The step changes something in Python (a counter, a list, a generator) with each replica's call: "
         f"{case.num_replicas} times in a step, with another value on each replica.",
-        f"{before}; {_rebase(case, first, way)}; in the reverse order of the replicas it does not",
+        f"{_first_in_words(case, first)}; {way.in_words}; in the reverse order of the replicas it does not",
+        then=lambda: _rebase(case, first, way),
     )
 
 
@@ -60,12 +60,12 @@ def of_changed_gradients(case: Case) -> Sign | None:
     first = _open_step(case)
     if first is None or not case.losses_agree([first]) or _adds_noise(case, first):
         return None
-    agrees = _rebase_where_grouping(case, first, matters=True)
-    if agrees is None:
+    if (way := _where_grouping(case, first, matters=True)) is None:
         return None
     return Sign(
         "Each replica clips or normalizes its own gradient before the gradients are summed. Do it to the sum instead.",
-        f"In step {first} the loss agrees, but the gradients that enter the optimizer do not; {agrees}",
+        f"In step {first} the loss agrees, but the gradients that enter the optimizer do not; {way.in_words}",
+        then=lambda: _rebase(case, first, way),
     )
 
 
@@ -78,13 +78,13 @@ def of_what_a_step_gets(case: Case) -> Sign | None:
     if replayed is not None and explains_up_to(replayed, first, case.base):
         return _of_what_it_is_given(case, replayed, first)
     # Where the program does not ask for the number, Keras does, to divide its loss.
-    evidence = _agreeing_if_told(case, first) if case.lines.made("num_replicas") else None
-    if evidence is None:
+    agreeing = _agreeing_if_told(case, first) if case.lines.made("num_replicas") else None
+    if agreeing is None:
         return _of_other_inputs(case, first) or _of_number(case, first)
-    return Sign(
-        f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same examples and "
-        "weights get different gradients with more replicas.",
-        evidence,
+    return replace(
+        agreeing,
+        summary=f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same "
+        "examples and weights get different gradients with more replicas.",
     )
 
 
@@ -95,28 +95,31 @@ def of_clipped_parts(case: Case) -> Sign | None:
     is_whole = any(abs(point.factor - 1) < ROUND for point in case.base.objectives if point.step == step)
     if step is None or not case.clips_out_of_sight or is_whole or not is_possible(case):
         return None
-    if (evidence := _agreeing_if_told(case, step)) is None:
+    if (agreeing := _agreeing_if_told(case, step)) is None:
         return None
-    return Sign(
-        f"The program clips gradients of a loss that is divided by the number of replicas ({case.num_replicas}), so its limit "
-        f"is {case.num_replicas}x as large as on one device.",
-        evidence,
-        _OF_CLIPPED,
+    return replace(
+        agreeing,
+        summary=f"The program clips gradients of a loss that is divided by the number of replicas ({case.num_replicas}), so "
+        f"its limit is {case.num_replicas}x as large as on one device.",
+        fix=_OF_CLIPPED,
         blame=(operations("given", "norm"), between("given")),
     )
 
 
-def _agreeing_if_told(case: Case, step: int) -> str | None:
-    """Rebase on one device that gets the number of replicas, if that has the same gradients; return what agrees, in words."""
+def _agreeing_if_told(case: Case, step: int) -> Sign | None:
+    """Check whether one device that gets the number of replicas has the same gradients, but for the loss's divisor."""
     again = case.switch("told")
     how = None if again is None else _how(again, step, case.base)
     if again is None or how is None:
         return None
-    before = _first_in_words(case, step)
-    case.rebase(again, "told")
-    if case.explain_gradients().scaled:
-        case.explain_fits(case.explain_gradients().scaled)
-    return f"{before}; one device with the same examples, given {case.num_replicas} as the number of replicas, {how}"
+
+    def rebase() -> None:
+        case.rebase(again, "told")
+        if case.explain_gradients().scaled:
+            case.explain_fits(case.explain_gradients().scaled)
+
+    told = f"one device with the same examples, given {case.num_replicas} as the number of replicas, {how}"
+    return Sign(evidence=f"{_first_in_words(case, step)}; {told}", then=rebase)
 
 
 def of_a_part(case: Case) -> Sign | None:
@@ -124,27 +127,28 @@ def of_a_part(case: Case) -> Sign | None:
     first = case.find_first_unexplained()
     if first is None or not case.lines.depends_on_examples_alone:
         return None  # a term without examples may be what counts too often
-    agrees = _rebase_where_grouping(case, first, matters=False)
-    if agrees is None:
+    if (way := _where_grouping(case, first, matters=False)) is None:
         return None
     return Sign(
         "A part of the loss is scaled by the number of replicas: each replica divides it by its own examples, or it is "
         "divided once more than the rest.",
-        f"The gradients differ from step {first} on, by no common factor; every term of the loss depends on examples; {agrees}",
+        f"The gradients differ from step {first} on, by no common factor; every term of the loss depends on examples; "
+        f"{way.in_words}, {_HOWEVER}",
+        then=lambda: _rebase(case, first, way),
     )
 
 
 def of_each_replica(case: Case) -> Sign | None:
     """Look for a term of any form that is added once for each replica, or is divided by their number."""
     first = case.find_first_unexplained()
-    agrees = None if first is None else _rebase_where_grouping(case, first, matters=False)
-    if agrees is None:
+    if first is None or (way := _where_grouping(case, first, matters=False)) is None:
         return None
     return Sign(
         "A part of the loss counts once for each replica, or is divided by the number of replicas: a term without examples, a "
         "mean over the replica's own examples, or, where Keras divides the losses, a sum over examples.",
-        f"The gradients differ from step {first} on; {agrees}",
+        f"The gradients differ from step {first} on; {way.in_words}, {_HOWEVER}",
         _FIXES,
+        then=lambda: _rebase(case, first, way),
     )
 
 
@@ -153,11 +157,11 @@ def of_meetings(case: Case) -> Sign | None:
     first = _open_step(case)
     if first is None or _adds_noise(case, first):
         return None
-    before, optimizer = _first_in_words(case, first), case.base.exceeding[0].measure.key.optimizer
-    agrees = _rebase_where_grouping(case, first, matters=True)
-    if agrees is None:
+    if (way := _where_grouping(case, first, matters=True)) is None:
         return None
-    return Sign(DEPENDENT, f"{before}; {agrees}", OF_PADDING if is_padded_otherwise(case, optimizer, first) else None)
+    is_padded = is_padded_otherwise(case, case.base.exceeding[0].measure.key.optimizer, first)
+    evidence, fix = f"{_first_in_words(case, first)}; {way.in_words}", OF_PADDING if is_padded else None
+    return Sign(DEPENDENT, evidence, fix, then=lambda: _rebase(case, first, way))
 
 
 def _adds_noise(case: Case, step: int) -> bool:
@@ -175,12 +179,13 @@ def of_losses_alone(case: Case) -> Sign | None:
     at_first = next(point for point in losses if point.step == first)
     words, _ = factor_in_words(case, at_first.factor)
     m = at_first.measure
-    case.explain(lambda point: point.measure.key.kind in ("loss", "metric", "gradient", "weight") and point.step >= first)
+    kinds = ("loss", "metric", "gradient", "weight")
     return Sign(
         f"The loss that is minimized is, from step {first} on, {words}.",
         f"The loss of step {first} is {m.in_print[0]}, summed over the replicas, and {m.in_print[1]} on one "
         f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
         "rounding error to show it",
+        then=lambda: case.explain(lambda point: point.measure.key.kind in kinds and point.step >= first),
     )
 
 
@@ -205,32 +210,31 @@ def _of_number(case: Case, step: int) -> Sign | None:
     """Check whether one device that reads each replica's number has the same gradients."""
     if not case.facts.numbered or _explaining(case, step) is not None or (way := _explaining(case, step, "-numbered")) is None:
         return None
-    before, agrees = _first_in_words(case, step), f"{_rebase(case, step, way)} only after it gets the number of each replica"
     return Sign(
         (
             "The result of a replica depends on its id (replica_id_in_sync_group): the same examples have "
             "different gradients on another replica."
         ),
-        f"{before}; {agrees}",
+        f"{_first_in_words(case, step)}; {way.in_words} only after it gets the number of each replica",
         _ALIKE,
         blame=(made("loss", "replica number", in_step=True),),
+        then=lambda: _rebase(case, step, way),
     )
 
 
 def _of_what_it_is_given(case: Case, replayed: Comparison, step: int) -> Sign:
     """Report that one device with the same inputs, and no other replica, has the same gradients."""
-    before = _first_in_words(case, step)
-    case.rebase(replayed, "replay")
     return Sign(
         (
             "The program gives the step other inputs for the same examples: for example computed by one replica for "
             "all, or combined in another order than the examples."
         ),
         (
-            f"{before}; one device that gets the same inputs and the same examples has the "
+            f"{_first_in_words(case, step)}; one device that gets the same inputs and the same examples has the "
             "same gradients, without any other replica"
         ),
         _SAME_INPUTS,
+        then=lambda: case.rebase(replayed, "replay"),
     )
 
 
@@ -246,8 +250,6 @@ def _of_other_inputs(case: Case, step: int) -> Sign | None:
     replayed = case.switch("inputs") if apart else None
     if replayed is None or not explains_up_to(replayed, step, case.base):
         return None
-    before = _first_in_words(case, step)
-    case.rebase(replayed, "inputs")
     place, *values_apart = apart[0]
     is_, was = (numbers([f"{number:.6g}" for number in np.ravel(value)[:_SHOWN]]) for value in values_apart)
     return Sign(
@@ -255,9 +257,10 @@ def _of_other_inputs(case: Case, step: int) -> Sign | None:
             f"From step {step} on the program gives the step other numbers than on one device: input {place + 1} is {is_} "
             f"instead of {was}."
         ),
-        f"{before}; one device that gets the same inputs has the same gradients",
+        f"{_first_in_words(case, step)}; one device that gets the same inputs has the same gradients",
         _OTHER_NUMBERS,
         blame=(operations("loss", "scale", "mean", "sum"),),
+        then=lambda: case.rebase(replayed, "inputs"),
     )
 
 
@@ -272,16 +275,16 @@ def _how(again: Comparison, step: int, before: Comparison) -> str | None:
     return f"has the same gradients except for one factor, {fits[0].scale:.4g}, by which it divides the loss"
 
 
-def _rebase_where_grouping(case: Case, step: int, *, matters: bool) -> str | None:
-    """Rebase where it matters which rows are together on a replica, or where it does not; return what agrees, in words.
+def _where_grouping(case: Case, step: int, *, matters: bool) -> _Replay | None:
+    """Return how a replay explains a step, where it matters which rows are together on a replica, or where it does not.
 
     Where it does not, what comes once for each replica depends on no row.
     """
     way = _explaining(case, step)
-    if way is None or _explains(case, f"{way.switch}-regrouped", step, way.first) == matters:
-        return None
-    agreement = _rebase(case, step, way)
-    return agreement if matters else f"{agreement}, however the examples are grouped"
+    return None if way is None or _explains(case, f"{way.switch}-regrouped", step, way.first) == matters else way
+
+
+_HOWEVER = "however the examples are grouped"
 
 
 def rebase_on_any_replay(case: Case, step: int) -> None:
@@ -300,6 +303,23 @@ class _Replay:
     switch: str
     first: bool
     comparison: Comparison
+
+    @property
+    def agrees_in_training(self) -> bool:
+        """Return whether it differs at most in what it reports."""
+        return self.comparison.first_step("initial-weight", "gradient", "weight", "variable") is None
+
+    @property
+    def in_words(self) -> str:
+        """Return what agrees."""
+        if self.first:
+            return f"{REPLAY} has the same gradients"
+        if self.agrees_in_training:
+            return (
+                f"{REPLAY} {'agrees in everything' if self.comparison.is_equivalent else 'has the same gradients and weights'}"
+            )
+        left = self.comparison.exceeding[0]
+        return f"{REPLAY} agrees up to there ({left.measure.key.tensor} differs from step {left.step} on)"
 
 
 def _explaining(case: Case, step: int, kind: str = "") -> _Replay | None:
@@ -321,10 +341,10 @@ def _explains(case: Case, switch: str, step: int, first: bool) -> bool:
     return explains_up_to(_apart(case, switch, step, first), step, case.base)
 
 
-def _rebase(case: Case, step: int, way: _Replay) -> str:
+def _rebase(case: Case, step: int, way: _Replay) -> None:
     again = way.comparison
     case.unreachable.append(_WITHOUT_EXAMPLES)
-    if not again.is_equivalent and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
+    if not again.is_equivalent and way.agrees_in_training:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
         case.unreachable.append(_OTHER_REPORTS)
     if way.first:
@@ -332,14 +352,7 @@ def _rebase(case: Case, step: int, way: _Replay) -> str:
     views = [view for name in case.base.runs.optimizers if case.base.steps[name] > step for view in case.base.views(name, step)]
     adds_up_itself = bool(views) and all(are_equal(view.locals) for view in views)
     case.clips_the_sum = way.switch in _SUMS_AT_TAPES or adds_up_itself
-    case.rebase(again)
-    case.notes.append(NOTE)
-    if way.first:
-        return f"{REPLAY} has the same gradients"
-    if again.is_equivalent:
-        return f"{REPLAY} {'agrees in everything' if again is way.comparison else 'has the same gradients and weights'}"
-    left = again.exceeding[0]
-    return f"{REPLAY} agrees up to there ({left.measure.key.tensor} differs from step {left.step} on)"
+    case.rebase(again, None, NOTE)
 
 
 _OTHER_REPORTS = told("replay-reports")("losses and metrics: the sequential replay reports them in a different way")

@@ -30,8 +30,6 @@ def _search_replicas(case: Case) -> Sign | None:
     wanted, have = topology.num_replicas, case.num_replicas
     if have >= wanted:
         return None
-    if topology.num_hosts > 1:
-        case.cut(0, "every host trains its own model")
     name = ", ".join(sorted(strategies)) or "no strategy"
     who = name if strategies else "The default strategy"
     where = f" on each of {topology.num_hosts} hosts" if topology.num_hosts > 1 else ""
@@ -39,7 +37,8 @@ def _search_replicas(case: Case) -> Sign | None:
     evidence += f"; the program hides GPUs ({case.outcome.hides})" if case.outcome.hides else ""
     fix = _HIDDEN if case.outcome.hides else None if strategies else _OF_A_SCOPE
     if topology.num_hosts > 1:
-        return Sign(f"Each of the {topology.num_hosts} hosts trains its own model ({name}).", evidence, fix)
+        own = f"Each of the {topology.num_hosts} hosts trains its own model ({name})."
+        return Sign(own, evidence, fix, then=lambda: case.cut(0, "every host trains its own model"))
     return Sign(f"Only {have} of {wanted} devices train ({name}); the others are idle.", evidence, fix)
 
 
@@ -76,14 +75,12 @@ def _variables(apart: Disagreement) -> str:
 
 
 def _search_initial(case: Case) -> Sign | None:
-    if case.has("unseeded-randomness") or case.has("replicas-missing"):
-        return None
     apart = case.agreement.initial
     if apart is not None:
-        case.cut(0, "the replicas start with different weights")
         return Sign(
             f"Replicas start with different weights: {_variables(apart)}.",
             f"Bits of the initial {apart.tensor}: {_groups(apart)} agree only among themselves",
+            then=lambda: _cut_at_the_start(case, "the replicas start with different weights"),
         )
     first = next((p for p in case.comparison.exceeding if p.measure.key.kind == "initial-weight"), None)
     if first is None:
@@ -92,22 +89,26 @@ def _search_initial(case: Case) -> Sign | None:
     differs = f"the initial {name} differs by up to {m.error:.3g} ({m.in_print[0]}, {m.in_print[1]} on one device)"
     # The agreement of replicas covers trained variables alone.
     if len({values[name].digest for values in case.untouched.variables("initial").values() if name in values}) > 1:
-        case.cut(0, f"the hosts start with different values of {name}")
         return Sign(
             f"The hosts start with different values of {name}, which no optimizer trains, and one device with another one.",
             f"{differs}, and is not the same on all hosts",
+            then=lambda: _cut_at_the_start(case, f"the hosts start with different values of {name}"),
         )
     return Sign(
         f"The run starts with other weights than one device ({name}), although the seeds are the same.",
         f"{differs}; two runs on one device agree",
+        then=case.explain_start,
     )
+
+
+def _cut_at_the_start(case: Case, why: str) -> None:
+    case.cut(0, why)
+    case.explain_start()
 
 
 def _search_missing_sum(case: Case) -> Sign | None:
     apart = case.agreement.first
-    if case.has("replicas-missing"):
-        return None
-    if apart is not None and apart.optimizer is not None and not case.has("initial-weights"):
+    if apart is not None and apart.optimizer is not None and case.agreement.initial is None:
         return _each_its_own(case, apart)
     return _all_follow_one(case) or _averages_updates(case)
 
@@ -126,13 +127,13 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
         how = "is a multiple of its own gradient, and none of the sum"
     else:
         return None
-    case.cut(k, "the replicas' weights differ", at=("gradient", "loss"))
     variables = f"{apart.tensors} variables differ" if apart.tensors > 1 else f"{apart.tensor} differs"
     return Sign(
         "Gradients are not summed over the replicas: each replica trains its own model.",
         f"After step {k} {variables} between replicas, and each replica's update {how}",
         _OUTSIDE if any(local.outside for local in step.values()) else None,
         tensors=[apart.tensor],
+        then=lambda: case.cut(k, "the replicas' weights differ", at=("gradient", "loss")),
     )
 
 
@@ -156,9 +157,7 @@ def _all_follow_one(case: Case) -> Sign | None:
         out = {p.measure.key.tensor for p in case.base.exceeding if p.step == k and p.measure.key.optimizer == optimizer}
         some = [tensor for tensor in names_of(step) if tensor in out]
         for tensors in (names_of(step), some) if len(step) > 1 else ():
-            sign = _of_one_replica(case, optimizer, k, tensors)
-            if sign is not None:
-                case.explain_update(k)
+            if (sign := _of_one_replica(case, optimizer, k, tensors)) is not None:
                 return sign
     return None
 
@@ -186,6 +185,7 @@ def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) 
         ),
         _OUTSIDE if any(local.outside for local in step.values()) else None,
         tensors=tensors,
+        then=lambda: case.explain_update(k),
     )
 
 
@@ -226,7 +226,6 @@ def _averages_updates(case: Case) -> Sign | None:
     if again is None or not again.points or (later is not None and later <= k):
         return None
     first = next(p for p in out if p.measure.key.kind == "weight")
-    case.explain_update(k)
     is_outside = any(local.outside for local in complete(case.base.runs.topology, "tape")[k].values())
     return Sign(
         "Gradients are not summed over the replicas: "
@@ -243,6 +242,7 @@ def _averages_updates(case: Case) -> Sign | None:
         + ("everything agrees" if later is None else f"it agrees up to step {later - 1}"),
         _OUTSIDE if is_outside else _OF_UPDATES,
         tensors=[first.measure.key.tensor],
+        then=lambda: case.explain_update(k),
     )
 
 
@@ -285,13 +285,13 @@ def _update(
 
 def _search_disagree(case: Case) -> Sign | None:
     apart = case.agreement.first
-    if apart is None or any(case.has(code) for code in ("missing-all-reduce", "replicas-missing", "initial-weights")):
+    if apart is None:
         return None
     # What the step itself assigns may be in its loss: that of a layer that sets its weights by the first examples, or of a step
     # that takes a second gradient at other weights (SAM). No replay of such a gradient says anything of the examples.
     is_own = any(record.get("name") == apart.tensor for record in case.lines.of("assigned"))
     follows = ("loss", *["gradient"] * (case.find_first_unexplained() == apart.step)) if is_own else ()
-    case.cut(apart.step, "the replicas' weights differ", at=[kind for kind in ("gradient", "loss") if kind not in follows])
+    kinds = [kind for kind in ("gradient", "loss") if kind not in follows]
     # A step that ends with the data is counted by some replicas' optimizers, and those of others come too late.
     by_factor = _by_what_factor(case.untouched, apart)
     ends = [report.made for report in case.untouched.reports if report.name.startswith("epoch/") and report.made]
@@ -303,6 +303,7 @@ def _search_disagree(case: Case) -> Sign | None:
         # Of one factor is a learning rate, or another number that no optimizer trains.
         blame=[of_whom("update", "assign", trainable=False) for of_whom in (made_apart, made)] if by_factor else [],
         tensors=[apart.tensor],
+        then=lambda: case.cut(apart.step, "the replicas' weights differ", at=kinds),
     )
 
 
@@ -334,6 +335,7 @@ def _groups(apart: Disagreement) -> str:
 INITIAL_WEIGHTS = Cause(
     "initial-weights",
     _search_initial,
+    unless=("unseeded-randomness", "replicas-missing"),
     blame=(
         made_apart("start", "assign", trainable=True),
         made_apart("start", "restore"),
@@ -344,9 +346,13 @@ INITIAL_WEIGHTS = Cause(
 MISSING_ALL_REDUCE = Cause(
     "missing-all-reduce",
     _search_missing_sum,
+    unless=("replicas-missing",),
     blame=(operations("update", "apply"), operations("assigned", "assign"), made("update", "apply")),
 )
 
 REPLICAS_DISAGREE = Cause(
-    "replicas-disagree", _search_disagree, blame=(operations("assigned", "assign"), operations("update", "apply"))
+    "replicas-disagree",
+    _search_disagree,
+    unless=("missing-all-reduce", "replicas-missing", "initial-weights"),
+    blame=(operations("assigned", "assign"), operations("update", "apply")),
 )

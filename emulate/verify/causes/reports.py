@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from emulate.told import told
 from emulate.trace import SO_FAR, Report
@@ -17,6 +18,10 @@ from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import objective
 from emulate.verify.lines import operations, returned, updates_of
 from emulate.verify.noise import Key
+
+
+def _of_kinds(*kinds: str) -> Callable[[Point], bool]:
+    return lambda point: point.measure.key.kind in kinds
 
 
 def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
@@ -45,8 +50,8 @@ def _search_loss(case: Case) -> Sign | None:
     what = _what(case, wrong, reports)
     progress = _progress(case, wrong) if what == _ANY else None
     if progress is not None:
-        case.explain_aside(lambda point: point.measure.key.kind == "loss")
-        return Sign(f"The loss {name} {progress[0]}", evidence, progress[1], advice=True)
+        then = partial(case.explain_aside, _of_kinds("loss"))
+        return Sign(f"The loss {name} {progress[0]}", evidence, progress[1], advice=True, then=then)
     is_of_keras = name.startswith(("batch/", "epoch"))
     is_scaled = name.startswith("metric/") and _by_replicas(case, [p.factor for p in wrong]) is not None
     fix = _OF_MEANS if what == _OF_REPLICAS else _OF_A_METRIC if is_scaled else None
@@ -55,13 +60,14 @@ def _search_loss(case: Case) -> Sign | None:
         fix = _OF_A_METRIC
     alike = _alike(case, wrong)
     evidence += f"; {names_in_words(alike)} {'is' if len(alike) == 1 else 'are'} off by the same factor" if alike else ""
-    evidence += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
-    case.explain(lambda point: point.measure.key.kind == "loss")
+    by_host, follow = _set_by_the_host(case, wrong[0])
+    evidence += _reduced_in(reports) + by_host
     blame = [updates_of(*(one.rpartition("/")[2] for one in (name, *alike)))] if is_of_keras or is_scaled else []
     blame += [returned("reported")] * (is_of_keras and case.facts.own_train_step)
     is_of_step = wrong[0].step == wrong[0].measure.step  # an epoch or an evaluation has that of many examples
     right = "the loss that is minimized" if is_of_step else "the loss of one device on the same examples"
-    return Sign(f"The reported loss ({name}) is not {right}: {what}.", evidence, fix, blame=blame)
+    summary = f"The reported loss ({name}) is not {right}: {what}."
+    return Sign(summary, evidence, fix, blame=blame, then=lambda: follow(_of_kinds("loss")))
 
 
 def _alike(case: Case, wrong: Sequence[Point]) -> list[str]:
@@ -87,12 +93,12 @@ def _of_another_training(case: Case) -> Sign | None:
         # What is trained with a wrong factor may be reported with the right one.
         if what is None or len(pairs) < len(points) or not are_nearer:
             continue
-        case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
         steps, places = len({point.step for point in points}), _reduced_in(_reports(case, points))
         return Sign(
             f"The reported loss ({name}) is not the loss that is minimized: {what}.",
             f"{name} is {as_factor(times)} times the sum of the replicas' losses, of which the gradients are taken, in "
             f"{steps} steps; on one device it is that loss{places}",
+            then=partial(case.explain, _of_kinds("loss", "metric")),
         )
     return None
 
@@ -221,24 +227,24 @@ def _factors(wrong: Sequence[Point]) -> str:
 
 
 def _search_metric(case: Case) -> Sign | None:
-    wrong = _wrong(case, lambda point: point.measure.key.kind == "metric")
+    wrong = _wrong(case, _of_kinds("metric"))
     if not wrong:
         return _search_number(case)
     m = wrong[0].measure
     progress = _progress(case, wrong)
-    host = _set_by_the_host(case, wrong[0]) if progress is None else ""
-    (case.explain if progress is None else case.explain_aside)(lambda point: point.measure.key.kind == "metric")
+    host, follow = _set_by_the_host(case, wrong[0]) if progress is None else ("", case.explain_aside)
+    then = partial(follow, _of_kinds("metric"))
     evidence = (
         f"{m.key.tensor} is {m.in_print[0]} in report {m.step}, {m.in_print[1]} on one device "
         f"({_factors(wrong)}); the gradients, weights and losses of these steps agree{host}"
     )
     if progress is not None:
-        return Sign(f"The metric {m.key.tensor} {progress[0]}", evidence, progress[1], advice=True)
+        return Sign(f"The metric {m.key.tensor} {progress[0]}", evidence, progress[1], advice=True, then=then)
     is_of_strategy = _has_central_storage(case) and m.key.tensor.startswith(("batch/", "epoch"))
     of_batches = _OF_BATCHES if case.facts.distributed else None  # which counts each example once
     fix = _OF_CENTRAL_STORAGE if is_of_strategy else _OF_OLD_KERAS if case.facts.mirrored_metrics else of_batches
     summary = f"The metric {m.key.tensor} does not cover the examples of all replicas."
-    return Sign(summary, evidence, fix)
+    return Sign(summary, evidence, fix, then=then)
 
 
 def _search_number(case: Case) -> Sign | None:
@@ -248,21 +254,19 @@ def _search_number(case: Case) -> Sign | None:
     if not wrong:
         return None
     m = wrong[0].measure
+    aside = partial(case.explain_aside, lambda point: point.measure.key == m.key)
     if all(_is_a_count(case, point) for point in wrong):
-        case.explain_aside(lambda point: point.measure.key == m.key)
         return Sign(
             f"The reported number ({m.key.tensor}) counts replicas, or the examples of a replica.",
             f"{m.key.tensor} is {m.in_print[0]} in {_place(wrong[0])}, {m.in_print[1]} on one device",
             _OF_NUMBERS,
             advice=True,
+            then=aside,
         )
     if not _repeats(case, m.key):
-        case.explain_aside(lambda point: point.measure.key == m.key)
-        case.notes.append(_NOT_REPEATED.format(m.key.tensor))
-        return _search_number(case)
+        return Sign(then=partial(aside, _NOT_REPEATED.format(m.key.tensor)))
     reports = _reports(case, wrong)
-    host = _set_by_the_host(case, wrong[0])
-    case.explain(lambda point: point.measure.key.tensor in others)
+    host, follow = _set_by_the_host(case, wrong[0])
     what = _what(case, wrong, reports)
     what = _OF_ONE if what == _ANY and "local result" in m.key.tensor else what
     return Sign(
@@ -274,6 +278,7 @@ def _search_number(case: Case) -> Sign | None:
         + _reduced_in(reports)
         + host,
         _OF_NUMBERS,
+        then=lambda: follow(lambda point: point.measure.key.tensor in others),
     )
 
 
@@ -297,18 +302,20 @@ def _is_a_count(case: Case, point: Point) -> bool:
     return (ours, theirs) == (case.num_replicas, 1.0) or (bool(rows) and ours in rows and theirs == sum(rows))
 
 
-def _set_by_the_host(case: Case, wrong: Point) -> str:
-    """Explain updates that a factor changes after a wrong report: the host sets the learning rate from that number."""
+def _set_by_the_host(case: Case, wrong: Point) -> tuple[str, Callable[[Callable[[Point], bool]], None]]:
+    """Return what a wrong report does to updates whose learning rate the host sets from it, and how both are explained."""
     first = first_of_update(case)
     factor = None if first is None or first.step <= wrong.step else factor_of(case, first)
     if first is None or factor is None or abs(factor - 1) < ROUND:
-        return ""
-    case.cut(first.step + 1, f"in step {first.step} the weights change {factor:.4g}x as much")
-    case.explain_update(first.step)
-    return (
-        f"; from step {first.step} on the weights change {factor:.4g}x as much as on one device, where gradients agree: the "
-        "program sets its learning rate from such a number"
-    )
+        return "", case.explain
+
+    def follow(reports: Callable[[Point], bool]) -> None:
+        case.cut(first.step + 1, f"in step {first.step} the weights change {factor:.4g}x as much")
+        case.explain_update(first.step)
+        case.explain(reports)
+
+    how = f"from step {first.step} on the weights change {factor:.4g}x as much as on one device, where gradients agree"
+    return f"; {how}: the program sets its learning rate from such a number", follow
 
 
 _OF_ONE = "it is the number of one replica (experimental_local_results)"

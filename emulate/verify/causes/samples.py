@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from emulate.verify.arithmetic import are_equal
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.hosts import tables_apart
+from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, is_numeric, names_of, state_of
 from emulate.verify.ledger import Ledger
@@ -21,22 +24,19 @@ _BY_NUMBER = "If the step takes its examples itself"
 
 
 def _apart(case: Case) -> Ledger | None:
-    """Return the ledger if examples differ and no earlier cause says why.
-
-    None also if the program's data do not repeat, or hosts number words differently.
-    """
+    """Return the ledger if examples differ and nothing else says why; None also where hosts number words differently."""
     ledger = case.ledger
     unusable = ledger is None or ledger.grows or ledger.first_apart is None or tables_apart(case)
-    return None if unusable or any(map(case.has, _EXPLAIN_EXAMPLES)) else ledger
+    return None if unusable or any(map(case.has, EXPLAIN_EXAMPLES)) else ledger
 
 
-_EXPLAIN_EXAMPLES = ("framework-limit", "unseeded-randomness", "replicas-missing", "accumulation", "batch-size")
-"""Causes that are looked for before the following ones, and that leave nothing to them."""
+EXPLAIN_EXAMPLES = ("framework-limit", "unseeded-randomness", "replicas-missing", "accumulation", "batch-size")
+"""Causes that say by themselves which examples a step has."""
 
 
 def _beside_allowed(case: Case) -> Ledger | None:
     """Return the ledger if causes that explain which examples a step has are allowed: they hide no lost or repeated ones."""
-    explained = {code for code in _EXPLAIN_EXAMPLES if case.has(code)}
+    explained = {code for code in EXPLAIN_EXAMPLES if case.has(code)}
     ledger = case.ledger if explained and explained <= set(case.allow) else None
     return None if ledger is None or ledger.grows else ledger
 
@@ -60,7 +60,6 @@ def _search_batches(case: Case) -> Sign | None:
 
 def _divided(case: Case, ledger: Ledger) -> Sign:
     """Report a batch that the program divides, and the strategy divides again: an epoch has that many times the steps."""
-    case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     size, expected = ledger.sizes(0)
     return Sign(
         (
@@ -72,7 +71,13 @@ def _divided(case: Case, ledger: Ledger) -> Sign:
             "examples of one step there, in its order"
         ),
         _GLOBAL,
+        then=lambda: case.explain_aside(_is_of_an_epoch),
     )
+
+
+def _is_of_an_epoch(point: Point) -> bool:
+    """Return whether a report is Keras's, of an epoch so far: epochs of other rows begin elsewhere."""
+    return point.measure.key.tensor.startswith(("batch/", "epoch/"))
 
 
 _GLOBAL = "If a step has too few examples"
@@ -93,6 +98,7 @@ def _search_counted(case: Case) -> Sign | None:
         "one device. Each batch is the same.",
         divided.evidence,
         _COUNTED,
+        then=divided.then,
         tensors=[name for name, value in assigned.items() if value is not None and not is_numeric(value)],
     )
 
@@ -137,19 +143,19 @@ _ONE_ORDER = "If each host has its own order"
 
 def _alike(case: Case) -> Sign | None:
     """Check for equal examples on all replicas that are no inputs of the step: the results are equal bit by bit."""
-    first = case.base.first_step("gradient")
-    if first is None or case.has("unseeded-randomness") or not any(k == first for _, k in case.explain_gradients().unexplained):
+    first = case.find_first_unexplained()
+    if first is None or case.has("unseeded-randomness"):
         return None
     steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)]
     if len(steps) < _FEWEST or not all(_is_alike(step) for step in steps):
         return None
-    case.cut(first, "all replicas compute the same, from examples that gpudist could not see")
     return Sign(
         "All replicas compute bit for bit the same loss and gradients: they train on the same examples.",
         f"In all {len(steps)} steps the loss and the gradients of the {len(steps[0])} replicas are bit for bit "
         "equal, and the gradients are not those of one device. gpudist could not see the examples, because they "
         "are not arguments of the step",
         _BY_NUMBER,
+        then=lambda: case.cut(first, "all replicas compute the same, from examples that gpudist could not see"),
     )
 
 
@@ -209,8 +215,6 @@ _FEWER = "Examples are lost: {} fewer than on one device."
 
 def _remainder(case: Case, ledger: Ledger) -> Sign:
     steps, rows = sorted(ledger.left_out), sum(ledger.left_out.values())
-    # What a program counts over an epoch, it counts over fewer rows.
-    case.explain_aside(lambda point: point.measure.key.kind == "metric" and point.step >= steps[0] - 1)
     what = (
         "The last, smaller batch of an epoch is dropped"
         if all(ledger.left_out[k] == len(ledger.reference[k]) for k in steps)
@@ -223,8 +227,12 @@ def _remainder(case: Case, ledger: Ledger) -> Sign:
 def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
     k = ledger.first_apart or 0
     size, expected = ledger.sizes(k)
-    # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
-    case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
+    first_left_out = min(ledger.left_out, default=math.inf)
+
+    def follows(point: Point) -> bool:
+        """Return whether a report counts over an epoch, which has fewer rows."""
+        return _is_of_an_epoch(point) or (point.measure.key.kind == "metric" and point.step >= first_left_out - 1)
+
     end = f"The run ends after {len(ledger.topology)} steps, one device continues. " if ledger.ends_early else ""
     ours, theirs = (parts_of_rows(trace, ledger.optimizer) for trace in (case.untouched, case.plain))
     columns = [set(column) for column in zip(*theirs, strict=True)]
@@ -236,6 +244,7 @@ def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
         f"{end}Step {k}, the first that differs, has {size} examples on {len(ledger.hosts)} replicas and "
         f"{expected} on one device. {_four_numbers(ledger)}{pairs}",
         _JOINED if wrong else fix,
+        then=lambda: case.explain_aside(follows),
     )
 
 
@@ -265,7 +274,7 @@ def _search_reordered(case: Case) -> Sign | None:
             ),
             _OF_ALL_REPLICAS,
         )
-    if ledger is None or ledger.repeated_in_step or case.has(MISSING.code) or ledger.lost > 0:
+    if ledger is None or ledger.repeated_in_step or ledger.lost > 0:
         return None
     if ledger.shared_by_hosts:
         return None
@@ -320,7 +329,10 @@ def _four_numbers(ledger: Ledger) -> str:
 COUNTED = Cause("accumulation", _search_counted, blame=(operations("assigned", "assign"), made("start", "num_replicas")))
 
 BATCH_SIZE = Cause(
-    "batch-size", _search_batches, blame=(made("examples", "batch", "padded_batch", "dataset function", "distribute"),)
+    "batch-size",
+    _search_batches,
+    unless=("accumulation",),
+    blame=(made("examples", "batch", "padded_batch", "dataset function", "distribute"),),
 )
 
 REPEATED = Cause(
@@ -345,5 +357,6 @@ MISSING = Cause(
 REORDERED = Cause(
     "samples-reordered",
     _search_reordered,
+    unless=("samples-missing",),
     blame=(made("examples", "shuffle", "shard", "interleave", "dataset function", "distribute"),),
 )

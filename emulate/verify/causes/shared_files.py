@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
-from emulate.verify.causes.randomness import drifted
 from emulate.verify.lines import made
 from emulate.verify.recorded import differing, initial
 from emulate.verify.result import Met
@@ -32,7 +31,7 @@ def _of_one_device(case: Case) -> Sign | None:
         return _sign_of_paths(met.read, "the second run on one device did not reach its end")
     if what := differing(case.plain, again):
         return _sign_of_paths(met.found, f"two runs on one device with the same seed differ in {what}")
-    if what := drifted(case, again):
+    if what := case.drifted(again):
         return _sign_of_paths(met.read, f"two runs on one device with the same seed differ in {what}")
     begun = map(initial, case.lab.measure_noise(case.pair))
     if any(weights and weights != initial(case.reference) for weights in begun):  # evaluated ones have none

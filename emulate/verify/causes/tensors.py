@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +22,16 @@ from emulate.verify.lines import Blame, made
 
 def _search_crossings(case: Case) -> Sign | None:
     crossings = case.lines.crossings()
-    if not crossings:
+    if not crossings or case.base.is_equivalent:
         return None
     first = crossings[0]
-    case.cut(0, "a replica computes with another replica's tensor")
     operations = "operation" if first["number"] == 1 else "operations"
     return Sign(
         f"Replica {first['replica']} computes its loss with a tensor of replica {first['of']}.",
         f"{first['number']} {operations} of one replica (first {first['operation']}) take, from no collective, a "
         "tensor that another replica has made of its own examples",
         [GENERAL, _OF_KERAS] if case.facts.compiled else None,
+        then=lambda: case.cut(0, "a replica computes with another replica's tensor"),
     )
 
 
@@ -39,7 +41,6 @@ _OF_KERAS = "With losses that Keras keeps on layers"
 CROSS_REPLICA_TENSOR = Cause(
     "cross-replica-tensor",
     _search_crossings,
-    explains_numbers=True,
     blame=(Blame("loss", lambda lines: [entry for event in lines.crossings() for entry in event["lines"]]),),
 )
 
@@ -52,7 +53,7 @@ _CLOSE = 1e-4
 
 
 def _search_split(case: Case) -> Sign | None:
-    for alone, ours in _steps(case):
+    for alone, ours in _steps(case) if not case.base.is_equivalent else ():
         arrays = _arrays(alone)
         static, lengths = _same(arrays), _lengths(arrays)
         # Labels are as long as the batch, and may be constant, too.
@@ -62,8 +63,8 @@ def _search_split(case: Case) -> Sign | None:
         if each and case.find_first_unexplained() is None:
             split = [item for item in split if item not in each]
         if split:
-            case.cut(0, "each replica has another part of a tensor that must be the same on all")
-            return _sign_of_split(static, split)
+            then = partial(case.cut, 0, "each replica has another part of a tensor that must be the same on all")
+            return replace(_sign_of_split(static, split), then=then)
     return None
 
 
@@ -77,7 +78,9 @@ def of_split_of_batch(case: Case) -> Sign | None:
         tables = {at: array for at, array in long.items() if len(set(row_names([{"dense": array}]))) == len(array)}
         static = {at: array for at, array in same.items() if at in tables or _relates_rows(array)}
         if split := sorted(_split(static, ours), key=lambda item: not _relates_rows(static[item[0]])):
-            return _sign_of_split(static, split, f"; {REPLAY} has the same gradients")
+            sign = _sign_of_split(static, split, f"; {REPLAY} has the same gradients")
+            # It is this tensor's rows that a row depends on, not those of its batch.
+            return replace(sign, then=partial(case.withdraw, "in-batch-negatives"))
     return None
 
 
@@ -85,7 +88,7 @@ def _steps(case: Case) -> Iterator[tuple[list[Step], list[StepOfAll]]]:
     """Yield the first steps of each optimizer, on one device and on several replicas."""
     for name in case.reference.optimizers:
         ours, theirs = complete(case.untouched, name)[:_STEPS], complete(case.plain, name)[:_STEPS]
-        if len(ours) < 2 or len(theirs) < 2 or len(ours[0]) < 2 or case.has("replicas-missing"):
+        if len(ours) < 2 or len(theirs) < 2 or len(ours[0]) < 2:
             continue
         yield [step[min(step)] for step in theirs], ours
 
@@ -198,7 +201,10 @@ def _search_drawn_again(case: Case) -> Sign | None:
 
 _OF_A_SEED = "If a map draws with a seed"
 STATIC_SPLIT = Cause(
-    "static-tensor-split", _search_split, explains_numbers=True, blame=(made("examples", "from_tensors", "distribute"),)
+    "static-tensor-split",
+    _search_split,
+    unless=("replicas-missing",),
+    blame=(made("examples", "from_tensors", "distribute"),),
 )
 
 STATIC_IN_GRAPH = Cause("static-tensor-in-graph", _search_in_graph, advice=True, blame=(made("start"),))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,17 +51,22 @@ def _of_an_update(case: Case) -> Sign | None:
     summary = f"In step {m.step} the gradients agree, but the weights change {factor:.4g}x as much as on one device."
     if suits:
         summary = f"The batch is {growth}x that of one device, and the learning rate {factor:.4g}x."
-    evidence += _enlarge_the_reference(case, first, factor)
-    return Sign(summary, "; ".join(evidence), _SUITS if suits else _OF_RATE if is_of_rate else None, advice=suits)
+    enlarged = _on_an_enlarged_reference(case, first, factor)
+    evidence += [enlarged.evidence] * bool(enlarged.evidence)
+    fix = _SUITS if suits else _OF_RATE if is_of_rate else None
+    return replace(enlarged, summary=summary, evidence="; ".join(evidence), fix=fix, advice=suits)
 
 
 def _of_settings(case: Case, first: Point, apart: list[str], what: str) -> Sign:
     """Report an optimizer that differs in a setting without a factor: a momentum, the steps of a schedule."""
-    step = first.step
-    case.cut(step + 1, f"in step {step} the same gradients give another update")
+    summary = f"In step {first.step} the gradients agree, but the update differs: the optimizer has other settings."
+    then = partial(_leave_out_update, case, first.step, "the same gradients give another update")
+    return Sign(summary, "; ".join([*apart, what]), _OF_RATE, then=then)
+
+
+def _leave_out_update(case: Case, step: int, why: str) -> None:
+    case.cut(step + 1, f"in step {step} {why}")
     case.explain(lambda point: point.step == step and point.measure.key.kind == "weight")
-    summary = f"In step {step} the gradients agree, but the update differs: the optimizer has other settings."
-    return Sign(summary, "; ".join([*apart, what]), _OF_RATE)
 
 
 def _of_a_larger_batch(case: Case) -> Sign | None:
@@ -105,19 +111,17 @@ def _is_other(factor: float) -> bool:
     return abs(factor - 1) > _IS_MEANT
 
 
-def _enlarge_the_reference(case: Case, first: Point, factor: float) -> list[str]:
-    """Judge on a reference whose learning rate is as many times as large, else leave out what follows; what that showed."""
+def _on_an_enlarged_reference(case: Case, first: Point, factor: float) -> Sign:
+    """Check a reference whose learning rate is as many times as large; where it says nothing, leave out what follows."""
     step = first.step
     asked = f"{RATE}{_exact(factor)!r}"
     again = case.switch(asked)
     apart = again.first_step("initial-weight", "gradient", "weight", "variable") if again is not None else step
     if again is not None and again.points and (apart is None or apart > step):
-        case.rebase(again, asked)
         agreement = "agrees in all later steps" if apart is None else f"agrees up to step {apart - 1}"
-        return [f"one device with {factor:.4g}x the learning rate {agreement}"]
-    case.cut(step + 1, f"in step {step} the weights change {factor:.4g}x as much")
-    case.explain(lambda point: point.step == step and point.measure.key.kind == "weight")
-    return []
+        evidence = f"one device with {factor:.4g}x the learning rate {agreement}"
+        return Sign(evidence=evidence, then=lambda: case.rebase(again, asked))
+    return Sign(then=lambda: _leave_out_update(case, step, f"the weights change {factor:.4g}x as much"))
 
 
 def _exact(factor: float) -> float:
@@ -172,7 +176,6 @@ def _search_dependence(case: Case) -> Sign | None:
     again = case.switch("batch-of") if left and is_possible(case) else None
     if again is None or not explains_up_to(again, step, case.base):
         return None
-    case.rebase(again, "batch-of")
     return Sign(
         (
             f"The update of the weights depends on the number of replicas ({case.num_replicas}): the same gradients "
@@ -184,6 +187,7 @@ def _search_dependence(case: Case) -> Sign | None:
             "replicas, has the same weights"
         ),
         _SAME_UPDATE,
+        then=lambda: case.rebase(again, "batch-of"),
     )
 
 
@@ -201,8 +205,6 @@ def _search_assigned(case: Case) -> Sign | None:
 
 def _search_left(case: Case) -> Sign | None:
     """Check for variables once gradients are explained: those that no step reads, and those that nothing else explains."""
-    if case.has(VARIABLE_AGGREGATION.code):
-        return None
     points = _assigned_points(case, are_read=False)
     return (_of_assigned(case, points) if points else None) or _of_first(case) or _of_copies(case)
 
@@ -238,16 +240,18 @@ def _of_what_the_loss_reads(case: Case) -> Sign | None:
     joins = case.joins
     if joins is None or not joins.assigned or len(joins.assigned) < len(joins.members):
         return None
-    how = said_by_joins(case, joins.assigned)
-    case.cut(
-        joins.step, "replicas assign to a variable what their own examples give, and their losses read it", at=("variable",)
-    )
-    case.explain(lambda point: is_assigned(case, point))
+
+    def leave_out() -> None:
+        why = "replicas assign to a variable what their own examples give, and their losses read it"
+        case.cut(joins.step, why, at=("variable",))
+        case.explain(partial(is_assigned, case))
+
     return Sign(
         "Each replica assigns to a variable what its own examples give, and its loss reads that in the same step.",
-        how,
+        said_by_joins(case, joins.assigned),
         _OF_EXAMPLES,
         blame=lines_of(joins.assigned),
+        then=leave_out,
     )
 
 
@@ -270,20 +274,23 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
         return _of_shared(case, first)
     names = [point.measure.key.tensor for point in first]
     factor = _factor_of_assigned(case, first)
-    if early is not None and _is_read(case, names[0]) and case.joins is None:
-        case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from there on", at=("variable",))
+
+    def leave_out() -> None:
+        if early is not None and _is_read(case, names[0]) and case.joins is None:
+            case.cut(step + (early != step), f"{names_in_words(names, 1)} differs from there on", at=("variable",))
+        case.explain(partial(is_assigned, case), always=True)
+
     # Variables hold the mean of what replicas have parts of, as of gradients; a number may be a count.
     are_of_parts = all(value is not None and is_numeric(value) and value.shape for value in values)
     if early is None and factor is not None and are_of_parts and abs(factor * case.num_replicas - 1) < ROUND:
-        case.explain_aside(lambda point: is_assigned(case, point))
         return Sign(
             f"What the replicas assign to {names_in_words(names)} is averaged: it is their mean, and their sum on one device.",
             f"change / change on one device = {as_factor(factor)}, 1 / the number of replicas; all gradients and weights agree",
             _OF_PARTS,
             advice=True,
             tensors=names,
+            then=lambda: case.explain_aside(partial(is_assigned, case)),
         )
-    case.explain(lambda point: is_assigned(case, point), always=True)
     numbers = ", ".join(
         f"{point.measure.key.tensor} is {point.measure.in_print[0]}, {point.measure.in_print[1]} on one device"
         for point in first[:1]
@@ -294,11 +301,13 @@ def _of_assigned(case: Case, points: list[Point]) -> Sign | None:
             "as much as on one device.",
             f"change / change on one device = {as_factor(factor)} in step {step}, the number of replicas; {numbers}",
             tensors=names,
+            then=leave_out,
         )
     return Sign(
         f"From step {step} on the replicas assign other values to {names_in_words(names)} than one device.",
         f"Gradients and weights agree until then; {numbers}, {first[0].ratio:.0f}x the noise floor",
         tensors=names,
+        then=leave_out,
     )
 
 
@@ -307,8 +316,11 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
     out = [point for point in points if point.measure.key.tensor in case.facts.shared]
     step, m = out[0].step, out[0].measure
     name = names_in_words([point.measure.key.tensor for point in out])
-    case.cut(step + 1, f"{name} and the weights differ from step {step} on")
-    case.explain(lambda point: is_assigned(case, point) or (point.step == step and point.measure.key.kind == "weight"))
+
+    def leave_out() -> None:
+        case.cut(step + 1, f"{name} and the weights differ from step {step} on")
+        case.explain(lambda point: is_assigned(case, point) or (point.step == step and point.measure.key.kind == "weight"))
+
     return Sign(
         (
             f"All replicas of a host share one {name}: each replica assigns it in turn, from the value that the "
@@ -320,6 +332,7 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
         ),
         _IN_THE_SCOPE,
         tensors=[point.measure.key.tensor for point in out],
+        then=leave_out,
     )
 
 
@@ -333,7 +346,6 @@ def _of_first(case: Case) -> Sign | None:
     if update is not None and _is_of_replicas(case, factor_of(case, update) or 1.0):
         return None
     name, first = out[0].measure.key.tensor, out[0].measure
-    case.cut(onset, f"{name} differs before it")
     return Sign(
         (
             f"The value that the first replica assigns to {name} is used for all replicas, and differs from that of "
@@ -346,6 +358,7 @@ def _of_first(case: Case) -> Sign | None:
         ),
         _COUNT_ALL,
         tensors=[name],
+        then=lambda: case.cut(onset, f"{name} differs before it"),
     )
 
 
@@ -359,12 +372,12 @@ def _of_copies(case: Case) -> Sign | None:
             names = list(dict.fromkeys(name for own in step.values() for name in own.state if _is_read(case, name)))
             apart = [name for name in names if len({own.state[name].digest for own in step.values() if name in own.state}) > 1]
             if apart:
-                case.cut(onset, f"the replicas have different values of {names_in_words(apart, 1)}")
                 return Sign(
                     f"Each replica has its own value of {names_in_words(apart)}, which the step assigns and uses later.",
                     f"After step {k} the copies differ; gradients and weights agree until step {onset - 1}, and "
                     f"nothing else explains the difference from step {onset} on",
                     tensors=apart,
+                    then=partial(case.cut, onset, f"the replicas have different values of {names_in_words(apart, 1)}"),
                 )
     return None
 
@@ -418,7 +431,6 @@ def _search_final(case: Case) -> Sign | None:
         return None
     if not out:
         return _hosts_apart(case)
-    case.explain(lambda point: point.measure.key.kind == "final-weight")
     names, runs, first = [p.measure.key.tensor for p in out], case.base.runs.as_they_came, out[0]
     changing = [set(changed_in_the_end(trace)) & set(names) for trace in (runs.topology, runs.reference)]
     if not all(changing):
@@ -434,6 +446,7 @@ def _search_final(case: Case) -> Sign | None:
         what,
         f"the weights agree after each of the {first.step} steps; at the end {m.key.tensor} is {m.in_print[0]}, "
         f"{m.in_print[1]} on one device ({first.ratio:.0f}x the noise floor)",
+        then=lambda: case.explain(lambda point: point.measure.key.kind == "final-weight"),
     )
 
 

@@ -36,7 +36,7 @@ def test_a_cause_is_one_function_one_text_and_one_row_of_the_catalogue(tmp_path:
     (tmp_path / "made-up.md").write_text(text)
     monkeypatch.setattr(cause_module, "TEXTS", tmp_path)
     made_up = causes.Cause("made-up", lambda case: Sign("It is seen.", "4 replicas") if case.num_replicas == 4 else None)
-    monkeypatch.setattr(catalogue, "_BEFORE_GRADIENTS", (*catalogue._BEFORE_GRADIENTS, made_up))
+    monkeypatch.setattr(catalogue, "_GROUPS", (*catalogue._GROUPS, causes.Group((made_up,))))
     folder, problem = Folder(tmp_path / "traces"), Problem(steps=2)
     noise = folder.noise(problem)
     for replicas in (2, 4):

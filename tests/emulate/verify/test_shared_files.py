@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from emulate.trace import Trace
-from emulate.verify.causes import randomness as of_randomness
 from emulate.verify.judge import judge
 from emulate.verify.result import Met, Outcome
 from tests.emulate.verify.cases import Folder, case_of, codes, loop
@@ -146,4 +145,4 @@ def test_without_noise_runs_gradients_that_cancel_do_not_tell_runs_apart(
         return loop(folder.made(), step)
 
     case = case_of(run(1, 1e-9), loop(folder.made("1x4"), right_topology))
-    assert of_randomness.drifted(case, run(factor, size)) == what
+    assert case.drifted(run(factor, size)) == what
