@@ -70,6 +70,17 @@ OF_SLOPES = """
         penalty = {whole}tf.reduce_mean((slopes - 1) ** 2){end}
         loss = tf.reduce_sum(losses) / 16 + penalty
 """
+BOTH = """
+        first, second = tf.split(model(tf.concat([x, tf.reverse(x, [1])], 0), training=True), 2)
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(y, first)
+        apart = {whole}tf.reduce_mean(first - second, axis=0){end}
+        loss = tf.reduce_sum(losses) / 16 + tf.reduce_sum(apart**2) / strategy.num_replicas_in_sync
+"""
+CHOSEN = """
+        confident = tf.cast(tf.sigmoid(model(x, training=True)) > 0.5, tf.float32)
+        chosen = {whole}tf.reduce_sum(confident, axis=0){end}
+        loss = tf.reduce_sum(losses * confident / (1 + chosen)){divided}
+"""
 OVERLAP = """
         guess = tf.sigmoid(model(x, training=True))
         both = {whole}tf.reduce_sum(y * guess){end}
@@ -111,6 +122,8 @@ CASES = {
     "a count plus one": (PLUS_ONE, SUMMED, "local-normalization", "counts"),
     "a mean of weights": (MEAN_OF_WEIGHTS, AVERAGE, "local-normalization", "average"),
     "a count in a graph that a share has not": (WIDE, SUMMED, "local-normalization", "counts"),
+    "a count of what the model chooses": (CHOSEN, SUMMED, "local-normalization", "chosen"),
+    "a mean of two inputs in one pass": (BOTH, AVERAGE, "in-batch-negatives", "apart"),
     "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
     "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
     "a mean in a penalty of gradients": (OF_SLOPES, DIVIDED, "loss-scaling", "penalty"),
