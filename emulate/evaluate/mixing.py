@@ -22,9 +22,9 @@ from emulate.evaluate.forward import (
     Rows,
     function_of,
     is_float,
-    is_row,
     num_rows,
     of_all,
+    times_of_rows,
 )
 from emulate.evaluate.parts import node_of
 from emulate.imports import tf
@@ -122,8 +122,8 @@ class Mixing:
         self.shaped, self.alike = set[str](), set[str]()
         self.places: dict[str, Sequence[Any]] = {}
         given = {whole.rows[key]: value for key, value in of_all(shares).items()}
-        by_row = Layout(0, _in_turn(self._counts))
-        self._layouts = {name: by_row if is_row(value, sum(self._counts)) else Layout() for name, value in given.items()}
+        rows = {whole.rows[key]: [times * n for n in self._counts] for key, times in times_of_rows(shares).items()}
+        self._layouts = {name: Layout(0, _in_turn(sizes)) for name, sizes in rows.items()}
         every = [name for name in whole.order if whole.nodes[name].op != "Placeholder"]
         nodes = [name for name in every if name in local.nodes]
         constants = [name for name in nodes if local.nodes[name].op == "Const"]  # a graph for a share may have others
