@@ -26,7 +26,7 @@ from emulate.evaluate.parts import State, described, node_of, tensor_name
 from emulate.evaluate.step_function import Key, StepFunction
 from emulate.imports import tf
 from emulate.recorder.functions import folder_of
-from emulate.trace import Array
+from emulate.trace import Array, entries_of_examples
 
 LOSS = "the loss"
 """The name of the sum of what a tape takes gradients of, among the gradients."""
@@ -313,18 +313,19 @@ def is_float(value: Any) -> bool:
     return np.asarray(value).dtype != object and bool(tf.as_dtype(np.asarray(value).dtype).is_floating)
 
 
-def is_row(value: Any, number: int) -> bool:
-    """Return whether a value has an entry for each example."""
-    return np.ndim(value) > 0 and len(value) == number
-
-
 def num_rows(rows: Rows) -> int:
     """Return the number of examples: the most frequent length of what has one."""
     return Counter(len(value) for value in rows.values() if np.ndim(value)).most_common(1)[0][0]
 
 
+def times_of_rows(shares: Sequence[Rows]) -> dict[Key, int]:
+    """Return which inputs have entries for each example, and how many."""
+    return entries_of_examples(
+        shares, list(map(num_rows, shares)), lambda key: all(np.array_equal(shares[0][key], share[key]) for share in shares)
+    )
+
+
 def of_all(shares: Sequence[Rows]) -> Rows:
     """Return the examples of all shares as one batch; what has no entry for each of them is the first share's."""
-    counts = [num_rows(share) for share in shares]
-    together = {k: all(is_row(share[k], n) for share, n in zip(shares, counts, strict=True)) for k in shares[0]}
-    return {k: np.concatenate([share[k] for share in shares]) if together[k] else shares[0][k] for k in shares[0]}
+    together = times_of_rows(shares)
+    return {k: np.concatenate([s[k] for s in shares]) if k in together else shares[0][k] for k in shares[0]}

@@ -42,9 +42,9 @@ from emulate.evaluate.forward import (
     Gradients,
     Rows,
     is_float,
-    is_row,
     num_rows,
     of_all,
+    times_of_rows,
 )
 from emulate.evaluate.mixing import COMMUTES, NoAnswer, Shares, is_equal
 from emulate.evaluate.parts import node_of
@@ -66,7 +66,8 @@ _SCALES = ("Mul", "RealDiv", "DivNoNan", "Xdivy", "GatherV2")
 class _Noise:
     """Say how far gradients are apart, in the noise: what another order of rows and the last places of weights make of them."""
 
-    def __init__(self, whole: Forward, rows: Rows, *, permutes: bool) -> None:
+    def __init__(self, whole: Forward, shares: Sequence[Rows], *, permutes: bool) -> None:
+        rows, times = of_all(shares), times_of_rows(shares)
         own, numbers = whole.recorded(rows), sorted(whole.variables.values())
         eps = float(np.finfo(np.float32).eps)
         self._floor = {name: _UNITS * eps * float(np.linalg.norm(g)) + float(np.finfo(float).tiny) for name, g in own.items()}
@@ -74,7 +75,8 @@ class _Noise:
         for seed in range(1, _NOISE_RUNS + 1):
             order = draw.permutation(num_rows(rows)) if permutes else np.arange(num_rows(rows))
             whole.state.shift(numbers, 1.0, seed)
-            moved = whole.recorded({k: v[order] if is_row(v, len(order)) else v for k, v in rows.items()})
+            orders = {k: (order[:, None] * n + np.arange(n)).ravel() for k, n in times.items()}
+            moved = whole.recorded({k: v[orders[k]] if k in orders else v for k, v in rows.items()})
             whole.state.assign(before)
             for name, g in own.items():
                 self._floor[name] = max(self._floor[name], _FACTOR * float(np.linalg.norm(moved[name] - g)))
@@ -414,7 +416,7 @@ def find_joins(
     try:
         if not all(map(small.function.fits, shares)):
             raise NoAnswer("its function takes batches of one size alone")
-        noise, one = _Noise(whole, of_all(shares), permutes=permutes), whole.recorded(of_all(shares))
+        noise, one = _Noise(whole, shares, permutes=permutes), whole.recorded(of_all(shares))
         stored = [step.taped if whole.kind == "taped" else step.gradients for step in each]
         names = [n for n in whole.variables if all(n in s and s[n].is_complete for s in stored)]
         theirs = {n: np.sum([s[n].read().astype(float) for s in stored], axis=0) for n in names}

@@ -7,7 +7,8 @@ result. `joins.py` says what for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ from emulate.evaluate.forward import (
     Rows,
     function_of,
     is_float,
-    is_row,
     num_rows,
     of_all,
+    times_of_rows,
 )
 from emulate.evaluate.parts import node_of
 from emulate.imports import tf
@@ -44,24 +45,59 @@ class NoAnswer(Exception):
     """Say why experiments tell nothing of a step."""
 
 
+Entries = tuple[tuple[int, ...], ...]
+"""Which entries of a tensor each share has."""
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Say which part of a tensor of the whole batch a share has: of `sizes` along an axis, all of it, or what is its `own`."""
+    """Say which part of a tensor of the whole batch a share has: its entries along an axis, all of it, or what is its `own`."""
 
     axis: int | None = None
-    sizes: tuple[int, ...] = ()
+    entries: Entries = ()
     own: tuple[Any, ...] | None = None
 
     def part(self, value: Any, share: int) -> Any:
         """Return a share's part."""
         if self.own is not None or self.axis is None:
             return value if self.own is None else self.own[share]
-        begin = sum(self.sizes[:share])
-        return np.take(value, range(begin, begin + self.sizes[share]), self.axis)
+        return np.take(value, np.array(self.entries[share], int), self.axis)
 
     def together(self, parts: Sequence[Any]) -> Any:
         """Return the gradient of the whole tensor from those of its parts."""
-        return np.sum(parts, axis=0) if self.axis is None else np.concatenate(parts, self.axis)
+        if self.axis is None:
+            return np.sum(parts, axis=0)
+        return np.take(np.concatenate(parts, self.axis), np.argsort(np.concatenate(self.entries)), self.axis)
+
+
+def _in_turn(sizes: Sequence[int]) -> Entries:
+    ends = list(itertools.accumulate(sizes))
+    return tuple(tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True))
+
+
+def _stacked(each: Sequence[Entries]) -> Entries:
+    begins = itertools.accumulate((sum(map(len, entries)) for entries in each), initial=0)
+    moved = [[[begin + i for i in of_share] for of_share in entries] for begin, entries in zip(begins, each, strict=False)]
+    return tuple(tuple(itertools.chain(*of_share)) for of_share in zip(*moved, strict=True))
+
+
+def _derived(taken: Sequence[Entries], number: int) -> Iterator[Entries]:
+    """Yield which of so many entries each share may have, by those of what they are made of.
+
+    They may be the same, those of all one behind the other (two inputs in one pass of a model), some of them (one input's
+    results), or each of them several times.
+    """
+    if len(taken) > 1:
+        yield _stacked(taken)
+    for entries in taken:
+        known = sum(map(len, entries))
+        begins = (0, known - number, *range(number, known - number, number)) if known >= number else ()
+        for begin in begins:
+            yield tuple(tuple(i - begin for i in of_share if begin <= i < begin + number) for of_share in entries)
+        if known < number and number % known == 0:
+            times = number // known
+            yield _stacked([entries] * times)
+            yield tuple(tuple(i * times + k for i in of_share for k in range(times)) for of_share in entries)
 
 
 class Mixing:
@@ -86,8 +122,8 @@ class Mixing:
         self.shaped, self.alike = set[str](), set[str]()
         self.places: dict[str, Sequence[Any]] = {}
         given = {whole.rows[key]: value for key, value in of_all(shares).items()}
-        by_row = Layout(0, tuple(self._counts))
-        self._layouts = {name: by_row if is_row(value, sum(self._counts)) else Layout() for name, value in given.items()}
+        rows = {whole.rows[key]: [times * n for n in self._counts] for key, times in times_of_rows(shares).items()}
+        self._layouts = {name: Layout(0, _in_turn(sizes)) for name, sizes in rows.items()}
         every = [name for name in whole.order if whole.nodes[name].op != "Placeholder"]
         nodes = [name for name in every if name in local.nodes]
         constants = [name for name in nodes if local.nodes[name].op == "Const"]  # a graph for a share may have others
@@ -97,7 +133,7 @@ class Mixing:
         self.values: dict[str, Any] = given | _evaluating(whole, every, given)(given)
         for name in constants:
             own = tf.make_ndarray(local.nodes[name].attr["value"].tensor)
-            self._look(name, [f"{name}:0"], [[own] for _ in shares], takes_sizes=True)
+            self._look(name, [f"{name}:0"], (), [[own] for _ in shares], takes_sizes=True)
         depending = whole.after({name for name, layout in self._layouts.items() if layout != Layout()} | {*self.found})
         # Where all that an operation takes is what a share computes by itself, so is what it makes of it.
         each, alone = self._own_values(nodes, given), set[str](given)
@@ -110,12 +146,12 @@ class Mixing:
             sizes = [i for i in inputs if self.layout(i).own is not None]
             before, is_alone = len(self.found), all(i in alone or node_of(i) not in depending for i in inputs)
             made = [[own[output] for output in outputs] for own in each] if is_alone and each else None
-            self._look(name, outputs, made or self._executed(outputs, inputs), takes_sizes=bool(sizes))
+            self._look(name, outputs, whole.inputs(name), made or self._executed(outputs, inputs), takes_sizes=bool(sizes))
             alone |= {*outputs} if made and len(self.found) == before else set()
             has_rows = any(self.layout(i).axis is not None for i in inputs)
             if len(self.found) > before and sizes and has_rows:  # a share's own shape, given to rows of the whole batch?
                 del self.found[before:]
-                self._look(name, outputs, self._executed(outputs, inputs, alike=sizes), takes_sizes=True)
+                self._look(name, outputs, inputs, self._executed(outputs, inputs, alike=sizes), takes_sizes=True)
                 if len(self.found) == before:
                     self.found += outputs
                     self.shaped |= {*outputs}
@@ -148,11 +184,20 @@ class Mixing:
         """Return how a tensor is divided among the shares."""
         return self._layouts.get(name, Layout())
 
-    def _look(self, name: str, outputs: Sequence[str], made: Sequence[Sequence[Any]] | None, *, takes_sizes: bool) -> None:
+    def _look(
+        self,
+        name: str,
+        outputs: Sequence[str],
+        inputs: Sequence[str],
+        made: Sequence[Sequence[Any]] | None,
+        *,
+        takes_sizes: bool,
+    ) -> None:
         is_size = takes_sizes or self.local.nodes[name].op in SIZES
+        taken = [layout.entries for layout in map(self.layout, inputs) if layout.axis is not None]
         for place, output in enumerate(outputs):
             own = None if made is None else [of_share[place] for of_share in made]
-            self._layouts[output], commutes = self._divided(self.values[output], own, is_size=is_size)
+            self._layouts[output], commutes = self._divided(self.values[output], own, taken, is_size=is_size)
             self.found += [] if commutes else [output]
             parts = [self._layouts[output].part(self.values[output], share) for share in range(len(self._counts))]
             if own is not None and all(np.shape(part) == np.shape(o) for part, o in zip(parts, own, strict=True)):
@@ -161,18 +206,27 @@ class Mixing:
             if is_divided and np.asarray(self.values[output]).dtype.kind in "iu":
                 self.places[output] = own or ()
 
-    def _divided(self, value: Any, own: Sequence[Any] | None, *, is_size: bool) -> tuple[Layout, bool]:
+    def _divided(
+        self, value: Any, own: Sequence[Any] | None, taken: Sequence[Entries], *, is_size: bool
+    ) -> tuple[Layout, bool]:
         """Return how a result is divided, and whether its parts are what shares make of their parts."""
         total, shape = sum(self._counts), np.shape(value)
         if own is None:
             axis = next((a for a, n in enumerate(shape) if n and n % total == 0), None)
-            return (Layout() if axis is None else Layout(axis, tuple(n * shape[axis] // total for n in self._counts))), False
+            if axis is None:
+                return Layout(), False
+            in_turn = _in_turn([n * shape[axis] // total for n in self._counts])
+            return Layout(
+                axis, next((e for e in _derived(taken, shape[axis]) if sum(map(len, e)) == shape[axis]), in_turn)
+            ), False
         is_alike = all(np.shape(o) == shape for o in own)
         if is_alike and all(is_equal(o, value) for o in own):
             return Layout(), True
         ranks = {np.ndim(o) for o in own}
         axes = [a for a in range(len(shape)) if ranks == {len(shape)} and sum(o.shape[a] for o in own) == shape[a]]
-        divided = [Layout(a, tuple(o.shape[a] for o in own)) for a in axes]
+        sizes = {a: tuple(o.shape[a] for o in own) for a in axes}
+        known = [(a, entries) for a, of_own in sizes.items() for entries in (*_derived(taken, shape[a]), _in_turn(of_own))]
+        divided = [Layout(a, entries) for a, entries in dict.fromkeys(known) if tuple(map(len, entries)) == sizes[a]]
         for layout in divided:
             are_parts = all(np.shape(layout.part(value, s)) == np.shape(o) for s, o in enumerate(own))
             if are_parts and is_equal(layout.together(own), value):

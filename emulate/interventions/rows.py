@@ -14,7 +14,7 @@ from emulate.imports import tf
 from emulate.interventions.numbers import numbered
 from emulate.interventions.switches import numbers_of_shares
 from emulate.recorder import Body, Replay, shard_of
-from emulate.trace import Array, Step, Trace, joined, local_slice, row_positions
+from emulate.trace import Array, Step, Trace, entries_of_examples, joined, local_slice, row_positions
 from emulate.upstream import Names, is_floating
 
 Call = Callable[[Callable[..., Any], Any, Any], Any]
@@ -192,7 +192,7 @@ class Rows:
         self._plan = plan
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
         every = [step for steps in self._steps for step in steps]
-        examples = [step.inputs[place] for step in every for place in step.row_inputs]
+        examples = [step.inputs[place] for steps in self._steps for step in steps for place in _times(steps)]
         if not all(array is not None and array.is_complete for array in examples):
             raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
         if not any(step.row_inputs for step in every):
@@ -220,7 +220,7 @@ class Rows:
 
     def _input(self, steps: list[Step], place: int, share: int | None, own: Array) -> Array:
         """Return an input of a share: recorded examples; of others the run's own, or the recorded one where it is wanted."""
-        if place in steps[0].row_inputs:
+        if place in _times(steps):
             return np.asarray(self._rows(steps, place, share).astype(own.dtype))
         found = common_input(steps, place) if self._plan.inputs else None
         return own if found is None else found.astype(own.dtype)
@@ -250,8 +250,8 @@ class Rows:
     def _replaced(self, args: Any, kwargs: Any, share: int | None) -> tuple[Any, Any]:
         flat = tf.nest.flatten((args, kwargs))
         recorded = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank != 0]
-        like = self._steps[self._at(share)][0]
-        rows_at = [(place, position) for place, position in enumerate(recorded) if place in like.row_inputs]
+        like = self._steps[self._at(share)]
+        rows_at = [(place, position) for place, position in enumerate(recorded) if place in _times(like)]
         dtypes = [flat[position].dtype for _, position in rows_at]
 
         def rows() -> list[Any]:
@@ -289,15 +289,24 @@ class Rows:
             return joined([_read(step, place) for step in self._chosen(steps, share)])
         sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, k)) for k in range(self._plan.shares)]
         everything = joined([_read(step, place) for step in steps])
-        dealt = everything[np.argsort(np.arange(len(everything)) % self._plan.shares, kind="stable")]
+        of_example = np.arange(len(everything)) // _times(steps)[place]
+        dealt = everything[np.argsort(of_example % self._plan.shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
 
-    def _shape(self, like: Step, place: int, share: int | None) -> list[int | None]:
+    def _shape(self, like: list[Step], place: int, share: int | None) -> list[int | None]:
         """Return the static shape of an input: the number of rows and each width, where it is the same in all such steps."""
-        alike = [self._chosen(steps, share) for steps in self._steps if steps[0].row_inputs == like.row_inputs]
+        alike = [self._chosen(steps, share) for steps in self._steps if steps[0].row_inputs == like[0].row_inputs]
         rows = {sum(_shape(step, place)[0] for step in steps) for steps in alike}
         widths = [{*sizes} for sizes in zip(*(_shape(step, place)[1:] for steps in alike for step in steps), strict=True)]
         return [sizes.pop() if len(sizes) == 1 else None for sizes in (rows, *widths)]
+
+
+def _times(steps: Sequence[Step]) -> dict[int, int]:
+    """Return which inputs of a step have entries for each example, and how many."""
+    shares = [{place: array for place, array in enumerate(step.inputs) if array is not None} for step in steps]
+    counts = [len(step.rows or ()) for step in steps]
+    several = entries_of_examples(shares, counts, lambda place: common_input(steps, place) is not None)
+    return several | dict.fromkeys(steps[0].row_inputs, 1)
 
 
 def common_input(steps: Sequence[Step], place: int) -> Array | None:

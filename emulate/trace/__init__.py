@@ -1,6 +1,6 @@
 """Write what a run records, and read it: with NumPy alone, on any machine."""
 
-from emulate.trace.examples import joined, num_rows, parts_of, row_names, row_positions
+from emulate.trace.examples import entries_of_examples, joined, num_rows, parts_of, row_names, row_positions
 from emulate.trace.facts import TABLE, Facts
 from emulate.trace.files import TraceWriter, check_intact
 from emulate.trace.format import (
@@ -31,6 +31,7 @@ __all__ = [
     "Variable",
     "check_intact",
     "digest",
+    "entries_of_examples",
     "joined",
     "local_slice",
     "num_rows",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Key = tuple[Any, ...]
 Array = NDArray[Any]
 Input = dict[str, Any]
+K = TypeVar("K")
 
 
 def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
@@ -22,6 +23,28 @@ def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
         return []
     most = counts.most_common(1)[0][0]
     return [position for position, number in sorted(numbers.items()) if number == most]
+
+
+def entries_of_examples(shares: Sequence[Mapping[K, Any]], counts: Sequence[int], is_same: Callable[[K], bool]) -> dict[K, int]:
+    """Return which inputs have entries for each example, and how many: unlabelled rows come in larger batches than labelled.
+
+    Args:
+        shares: Of each share the inputs, as anything with a shape.
+        counts: Of each share the number of examples.
+        is_same: Whether an input is the same on all shares: then it has several entries for each example by chance alone.
+
+    Returns:
+        The number by input, at least 1.
+    """
+    found = {}
+    for key in shares[0]:
+        shapes = [share[key].shape for share in shares if key in share]
+        if len(shapes) < len(shares) or not all(shapes) or 0 in counts:
+            continue
+        times = {shape[0] / count for shape, count in zip(shapes, counts, strict=True)}
+        if times == {1.0} or (len(times) == 1 and min(times) >= 1 and min(times).is_integer() and not is_same(key)):
+            found[key] = int(min(times))
+    return found
 
 
 def parts_of(values: Mapping[Key, Array]) -> list[Input]:

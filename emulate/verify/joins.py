@@ -35,6 +35,11 @@ class Member:
     belongs: bool = False
     behind: Sequence[str] = ()
 
+    @property
+    def is_divisor(self) -> bool:
+        """Return whether it is a number of the examples alone, or a count of what the model chooses, that divides others."""
+        return self.scales and (self.of_data or (self.value_alone and self.kind in ("sum", "count")))
+
 
 @dataclass(frozen=True)
 class Joins:
@@ -87,13 +92,13 @@ class Joins:
 
     @property
     def normalizers(self) -> Sequence[Member]:
-        """Return what examples make, without the model, and other examples are divided by: counts, sums of weights."""
-        return [one for one in self._mixing if one.of_data and one.scales and not one.belongs]
+        """Return what other examples are divided by: counts and sums, of weights or of what the model has chosen."""
+        return [one for one in self._mixing if one.is_divisor and not one.belongs]
 
     @property
     def meetings(self) -> Sequence[Member]:
         """Return everything else by which the loss of one example depends on others: first what depends on the model."""
-        others = [one for one in self._mixing if not (one.of_data and one.scales)]
+        others = [one for one in self._mixing if not one.is_divisor]
         return sorted(
             others + [one for one in self._mixing if others and one.belongs and one not in others], key=lambda one: one.of_data
         )

@@ -70,6 +70,17 @@ OF_SLOPES = """
         penalty = {whole}tf.reduce_mean((slopes - 1) ** 2){end}
         loss = tf.reduce_sum(losses) / 16 + penalty
 """
+BOTH = """
+        first, second = tf.split(model(tf.concat([x, tf.reverse(x, [1])], 0), training=True), 2)
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(y, first)
+        apart = {whole}tf.reduce_mean(first - second, axis=0){end}
+        loss = tf.reduce_sum(losses) / 16 + tf.reduce_sum(apart**2) / strategy.num_replicas_in_sync
+"""
+CHOSEN = """
+        confident = tf.cast(tf.sigmoid(model(x, training=True)) > 0.5, tf.float32)
+        chosen = {whole}tf.reduce_sum(confident, axis=0){end}
+        loss = tf.reduce_sum(losses * confident / (1 + chosen)){divided}
+"""
 OVERLAP = """
         guess = tf.sigmoid(model(x, training=True))
         both = {whole}tf.reduce_sum(y * guess){end}
@@ -111,6 +122,8 @@ CASES = {
     "a count plus one": (PLUS_ONE, SUMMED, "local-normalization", "counts"),
     "a mean of weights": (MEAN_OF_WEIGHTS, AVERAGE, "local-normalization", "average"),
     "a count in a graph that a share has not": (WIDE, SUMMED, "local-normalization", "counts"),
+    "a count of what the model chooses": (CHOSEN, SUMMED, "local-normalization", "chosen"),
+    "a mean of two inputs in one pass": (BOTH, AVERAGE, "in-batch-negatives", "apart"),
     "a largest loss": (LARGEST, GATHERED, "in-batch-negatives", "largest"),
     "sums over the batch": (OVERLAP, SUMMED, "in-batch-negatives", "either"),  # of the other one the loss is linear
     "a mean in a penalty of gradients": (OF_SLOPES, DIVIDED, "loss-scaling", "penalty"),
@@ -189,3 +202,22 @@ def test_rows_that_meet_are_named_where_they_first_do_though_one_join_after_it_i
     (cause,) = verdict.runs[0].causes
     assert cause.code == "in-batch-negatives", render(verdict)
     assert cause.locations[0].text == "scores = tf.matmul(codes, codes, transpose_b=True)", render(verdict)
+
+
+def test_a_count_of_rows_that_come_in_larger_batches_is_named(preload: Preload, tmp_path: Path) -> None:
+    loss = """
+        guess = tf.sigmoid(model(tf.concat([x, known], 0), training=True)[tf.shape(x)[0] :])
+        chosen = tf.reduce_sum(tf.cast(guess > 0.5, tf.float32), axis=0)
+        loss = tf.reduce_sum(losses) / 16 + tf.reduce_sum(guess / (1 + chosen)) / strategy.num_replicas_in_sync
+"""
+    slices = "tf.data.Dataset.from_tensor_slices((x, y, known)).batch(16)"
+    larger = "tf.data.Dataset.from_tensor_slices(np.tile(x, (2, 1)) ** 2).batch(32)"
+    (tmp_path / "train.py").write_text(
+        PROGRAM.format(loss=loss.strip("\n"), options="").replace(
+            slices, f"tf.data.Dataset.zip({slices}, {larger}).map(lambda some, more: (*some[:2], more))"
+        )
+    )
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", steps=4, preload=preload)
+    (cause,) = verdict.runs[0].causes
+    assert cause.code == "local-normalization", render(verdict)
+    assert cause.locations[0].text.startswith("chosen = "), render(verdict)

@@ -51,11 +51,12 @@ def test_each_member_goes_to_the_cause_that_it_shows() -> None:
         member("largest", "maximum"),
         member("rows", "rows", of_data=False, scales=False),
         member("statistic", "sum", scales=False),
-        member("of the model", "sum", of_data=False),
+        member("chosen by the model", "sum", of_data=False),
+        member("of the model", "sum", of_data=False, value_alone=False),
         member("examples", "number"),
         member("replicas", "constant"),
     )
-    assert names(found.normalizers) == ["count", "largest"]
+    assert names(found.normalizers) == ["count", "largest", "chosen by the model"]
     assert {*names(found.meetings)} == {"rows", "statistic", "of the model"}
     assert (names(found.numbers), names(found.constants)) == (["examples"], ["replicas"])
 
