@@ -11,6 +11,7 @@ from itertools import groupby
 
 from emulate.devices.inventory import MIB, Gpu, Inventory
 from emulate.errors import Unavailable, UsageError
+from emulate.grouping import grouped
 from emulate.topology import Topology
 
 ALL_REDUCE = ("auto", "ring", "hierarchical", "one-device")
@@ -255,9 +256,7 @@ def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> i
 
 def _alike(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
     """Group GPUs by model, the larger groups first."""
-    models: dict[tuple[str, tuple[int, int], bool], list[Gpu]] = {}
-    for gpu in gpus:
-        models.setdefault((gpu.name, gpu.capability, gpu.is_part), []).append(gpu)
+    models = grouped(((gpu.name, gpu.capability, gpu.is_part), gpu) for gpu in gpus)
     return sorted(models.values(), key=lambda group: -sum(gpu.free for gpu in group))
 
 

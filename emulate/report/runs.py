@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from emulate.grouping import grouped
 from emulate.program import hint_for, shorten_traceback, trim_traceback
 from emulate.report.page import STYLES, Page, Span, against_noise, one_of, tensor, where
 from emulate.told import number, told_apart
@@ -30,13 +31,12 @@ _AGREES = ("equivalent", "by-design")
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Return groups of runs with the same verdict and causes."""
-    groups: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
-        ends_early = run.steps_run.stopped or run.non_finite_after is not None
-        says_more = run.causes or run.notes or run.not_compared or run.faults or ends_early or run.step_graph
-        if run.verdict != "equivalent" or says_more:
-            groups.setdefault(_key(run), []).append(run)
-    return list(groups.values())
+    return list(grouped((_key(run), run) for run in runs if run.verdict != "equivalent" or _says_more(run)).values())
+
+
+def _says_more(run: Run) -> bool:
+    ends_early = run.steps_run.stopped or run.non_finite_after is not None
+    return bool(run.causes or run.notes or run.not_compared or run.faults or ends_early or run.step_graph)
 
 
 def _key(run: Run) -> tuple[object, ...]:
@@ -141,11 +141,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _each_text(runs: Sequence[Run], label: str, of: Callable[[Run], str]) -> Iterator[tuple[str, str]]:
-    by_text: dict[str, list[str]] = {}
-    for run in runs:
-        if text := of(run):
-            by_text.setdefault(text, []).append(run.topology)
-    for text, topologies in by_text.items():
+    for text, topologies in grouped((text, run.topology) for run in runs if (text := of(run))).items():
         yield (label if len(topologies) == len(runs) else f"{label} ({', '.join(topologies)})"), text
 
 
@@ -222,9 +218,7 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
     page.blank()
     see = (f"  as on {before}, see above" if before else "", "dim")
     page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"), see)
-    by_summary: dict[str, list[str]] = {}
-    for other, topology in zip(causes, topologies, strict=True):
-        by_summary.setdefault(other.summary, []).append(topology)
+    by_summary = grouped((other.summary, topology) for other, topology in zip(causes, topologies, strict=True))
     for summary, those in by_summary.items():
         page.text(f"On {', '.join(those)}: {summary}" if len(by_summary) > 1 else summary, indent=5)
     # The lines to blame as compilers show them: the place, then the line of the source.

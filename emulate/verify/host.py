@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar, final
 
 from emulate import devices, probe, upstream
 from emulate.evaluate import count_operations, evaluate, find_joins
+from emulate.grouping import grouped
 from emulate.imports import tf, when_imported
 from emulate.instrument import Paths
 from emulate.program import Program
@@ -159,9 +160,7 @@ def in_another_order(entries: Iterable[Entry], name: Callable[[Entry], str] = st
     Returns:
         All of them.
     """
-    by_ending: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_ending.setdefault(os.path.splitext(name(entry))[1], []).append(entry)
+    by_ending = grouped((os.path.splitext(name(entry))[1], entry) for entry in entries)
     return [entry for group in by_ending.values() for entry in _moved_on(group)]
 
 
