@@ -260,7 +260,7 @@ class Runner:
                     return watch.late_setting
                 watch.note_ends()
                 self.started.note_meetings(result)
-                lives.add(result, plan, cluster.fired)
+                lives.add(result, plan, cluster.faults.fired)
                 if result.status == "ok" or lives.restarts >= self.settings.restarts or not _goes_on(cluster, result):
                     return None
                 following = next_life(cluster, len(lives.runs))
@@ -452,4 +452,4 @@ _FAULTS_OF_MEMORY = (-signal.SIGSEGV, -signal.SIGBUS)
 
 def _goes_on(cluster: RunningCluster, result: RunResult) -> bool:
     """Return whether a scheduler would restart it: it asked for that, or a fault made it fail or stand still."""
-    return asks_to_go_on(cluster) or (result.status == "hung" and bool(cluster.fired_now))
+    return asks_to_go_on(cluster) or (result.status == "hung" and bool(cluster.faults.now))
