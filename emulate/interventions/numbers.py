@@ -159,21 +159,6 @@ class ReplicaCount:
     def __index__(self) -> int:
         return self._number
 
-    def __int__(self) -> int:
-        return self._number
-
-    def __float__(self) -> float:
-        return float(self._number)
-
-    def __bool__(self) -> bool:
-        return bool(self._number)
-
-    def __hash__(self) -> int:
-        return hash(self._number)
-
-    def __repr__(self) -> str:
-        return repr(self._number)
-
     def __format__(self, spec: str) -> str:
         return format(self._number, spec)
 
@@ -191,6 +176,12 @@ def _right(name: str) -> Callable[[ReplicaCount, Any], Any]:
     return lambda self, other: apply(other, self._beside(other))
 
 
+def _of_number(convert: Callable[[int], Any]) -> Callable[[ReplicaCount], Any]:
+    return lambda self: convert(self._number)
+
+
+for _convert in (int, float, bool, hash, repr):
+    setattr(ReplicaCount, f"__{_convert.__name__}__", _of_number(_convert))
 for _operator in ("add", "sub", "mul", "floordiv", "mod", "pow"):
     setattr(ReplicaCount, f"__{_operator}__", _left(_operator))
     setattr(ReplicaCount, f"__r{_operator}__", _right(_operator))
