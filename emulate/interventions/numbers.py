@@ -8,19 +8,19 @@ import numbers
 import operator
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
 from emulate.imports import tf
 from emulate.point import instead_of
 from emulate.recorder import Replay
+from gpudist_core.state import PerThread
 
 _NO_HOST = "no-worker.invalid"
 _KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
 
-_number = threading.local()
+_number: PerThread[int | None] = PerThread(None)
 
 
 def tell_numbers(replay: Replay) -> None:
@@ -49,8 +49,7 @@ def see_numbers(asked: Callable[[], None]) -> None:
         if _module_above().startswith(_KNOWS_BETTER):
             return original(self)
         asked()
-        number = getattr(_number, "told", None)
-        return original(self) if number is None else tf.constant(number, tf.int32)
+        return original(self) if _number.value is None else tf.constant(_number.value, tf.int32)
 
 
 def see_counts(asked: Callable[[], None]) -> None:
@@ -68,15 +67,9 @@ def see_counts(asked: Callable[[], None]) -> None:
             return original(self)
 
 
-@contextlib.contextmanager
-def numbered(number: int | None) -> Iterator[None]:
+def numbered(number: int | None) -> contextlib.AbstractContextManager[int | None]:
     """Set the number that this thread's replica step reads; None for its own."""
-    outer = getattr(_number, "told", None)
-    _number.told = number
-    try:
-        yield
-    finally:
-        _number.told = outer
+    return _number.set(number)
 
 
 def _module_above() -> str:
