@@ -101,11 +101,6 @@ class GpuShare:
         return self.is_sliced or self.are_parts
 
     @property
-    def num_devices(self) -> int:
-        """Return the number of devices of the host."""
-        return sum(map(len, self.slices)) if self.slices else len(self.visible)
-
-    @property
     def owners(self) -> tuple[int, ...]:
         """Return, for each device, the number of the visible GPU that it is, or is part of."""
         parts = self.slices or ((0,),) * len(self.visible)

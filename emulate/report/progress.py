@@ -63,10 +63,6 @@ class PlainProgress(_Count):
         steps = self._steps.get(label)
         self._print(f"{label}: {outcome}" + (f", {counted(steps, 'step')}" if steps else "") + f", {seconds:.1f} s")
 
-    def note(self, text: str) -> None:
-        """Print it."""
-        self._print(text)
-
     def _print(self, text: str) -> None:
         with self._lock:
             print(text, file=self._stream, flush=True)
@@ -103,10 +99,6 @@ class LiveProgress(_Count):
             self._ended.append(task)
             for older in self._ended[:-_SHOWN_ENDED]:
                 self._display.update(older, visible=False)
-
-    def note(self, text: str) -> None:
-        """Print it above the lines."""
-        self._display.print(text, markup=False, highlight=False)
 
 
 @contextmanager

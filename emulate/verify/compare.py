@@ -386,25 +386,6 @@ def compare(
     )
 
 
-def compare_enough(reference: Trace, topology: Trace, noise: Sequence[Trace]) -> Comparison:
-    """Compare with the first noise run, and with all of them only where that leaves a difference.
-
-    Each further run makes the noise floor wider or leaves it as it is: what agrees beside one agrees beside all.
-
-    Args:
-        reference: The run on one device.
-        topology: The run to judge.
-        noise: Replays of the reference, which may be made as they are asked for.
-
-    Returns:
-        The comparison.
-    """
-    first = compare(reference, topology, noise[:1])
-    if first.is_equivalent or len(noise) == len(noise[:1]):
-        return first
-    return compare(reference, topology, noise)
-
-
 def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:
     """Return whether the gradients agree up to and in the step that differed before, and a difference would be visible."""
     if again is None:

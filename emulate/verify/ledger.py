@@ -431,11 +431,6 @@ class Ledger:
         """Return the steps in which the replicas had different numbers of examples."""
         return tuple(k for k in range(len(self.topology)) if len(set(self.counts(k).values())) > 1)
 
-    @property
-    def empty(self) -> tuple[tuple[int, int], ...]:
-        """Return (step, replica) of each shard without a row."""
-        return tuple((k, replica) for k in range(len(self.topology)) for replica, n in self.counts(k).items() if n == 0)
-
 
 def _size(step: Mapping[int, Rows]) -> int:
     return sum(map(len, step.values()))

@@ -211,7 +211,6 @@ class Runner:
             trace=folder,
             steps=self.limit.steps,
             looks_from=self.limit.looks_from,
-            precision=settings.precision,
             budget=min(plan.budget, settings.budget),
         )
 
