@@ -131,7 +131,7 @@ def aggregation(topology: Trace, reference: Trace, optimizer: str) -> str:
     if _has_summed(ours[first]):
         return "mean"
     added, whole = _gradients(ours[first], theirs[first])
-    moved, expected = _updates(topology, reference, optimizer, first)
+    moved, expected = updates(topology, reference, optimizer, first)
     if not np.dot(whole, whole) or not np.dot(added, whole):
         return "sum"
     factor = float(np.dot(added, whole) / np.dot(whole, whole))
@@ -184,7 +184,7 @@ def _gradients(ours: StepOfAll, theirs: StepOfAll) -> tuple[Floats, Floats]:
     return np.concatenate(added), np.concatenate(whole)
 
 
-def _updates(topology: Trace, reference: Trace, optimizer: str, step: int) -> tuple[Floats, Floats]:
+def updates(topology: Trace, reference: Trace, optimizer: str, step: int) -> tuple[Floats, Floats]:
     """Return how a step moved the weights, in the topology and in the reference."""
     ours, theirs = topology.steps(optimizer)[step], reference.steps(optimizer)[step]
     moved, expected = [np.zeros(0)], [np.zeros(0)]
