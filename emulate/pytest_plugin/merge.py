@@ -186,9 +186,9 @@ class _Merger:
 
     def _whole(self, phase: str, reports: list[pytest.TestReport]) -> pytest.TestReport:
         """Return the phase as passed, with the duration of its slowest host."""
-        if not reports:
-            return _empty(self._item, phase)
         merged = _empty(self._item, phase)
+        if not reports:
+            return merged
         merged.__dict__.update({k: v for k, v in reports[0].__dict__.items() if k not in merged.__dict__ and k != "wasxfail"})
         merged.keywords = dict(reports[0].keywords)
         merged.duration = max(report.duration for report in reports)
