@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from emulate.imports import tf
@@ -122,7 +122,12 @@ def virtual_replicas() -> tuple[Any, int] | None:
 
 def found_on_graphs(attribute: str) -> Any:
     """Return an attribute of the graph under construction, or of the nearest one around it; None where none has it."""
+    return next((getattr(graph, attribute) for graph in graphs_being_built() if hasattr(graph, attribute)), None)
+
+
+def graphs_being_built() -> Iterator[Any]:
+    """Yield the graph under construction and those around it, the nearest first; nothing in eager code."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None and not hasattr(graph, attribute):
+    while graph is not None:
+        yield graph
         graph = getattr(graph, "outer_graph", None)
-    return getattr(graph, attribute, None)

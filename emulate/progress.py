@@ -20,9 +20,6 @@ class Progress(Protocol):
     def run_ended(self, label: str, outcome: str) -> None:
         """Report the end of a run. `outcome` is a word or two."""
 
-    def note(self, text: str) -> None:
-        """Show a message to the waiting user."""
-
 
 class Silent:
     """Report nothing."""
@@ -30,4 +27,4 @@ class Silent:
     def expect(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    run_started = step = run_ended = note = expect
+    run_started = step = run_ended = expect

@@ -45,6 +45,11 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:.{digits}g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return `1 step` or `20 steps`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def told_apart(value: float | None, other: float | None, digits: int = 6) -> tuple[str, str]:
     """Return two numbers in print, with more digits where the given ones do not tell them apart."""
     texts = number(value, digits), number(other, digits)

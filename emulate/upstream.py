@@ -75,8 +75,7 @@ def num_local_replicas(strategy: Any) -> int:
 
 def replica_counters() -> list[Any]:
     """Return the classes with `num_replicas_in_sync` (TF 2.21)."""
-    lib = load("tensorflow.python.distribute.distribute_lib")
-    return [lib.StrategyBase, lib.ReplicaContextBase]
+    return [strategy_class(), numbered()]
 
 
 def coordination() -> SimpleNamespace:
@@ -130,10 +129,8 @@ def unpack(variant: Any, dtypes: list[Any]) -> list[Any]:
 
 
 def control_flow_root(graph: Any) -> Any:
-    """Return the function graph of a `cond` or `while` body, which is never called from elsewhere."""
-    flow = load("tensorflow.python.ops.control_flow_v2_func_graphs")
-    kinds = (flow.CondBranchFuncGraph, flow.WhileCondFuncGraph, flow.WhileBodyFuncGraph)
-    while isinstance(graph, kinds):
+    """Return the function around the conditions and loops of a graph: they are never called from elsewhere (TF 2.21)."""
+    while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     return graph
 

@@ -27,6 +27,8 @@ class Share:
 
     Attributes:
         rows: Number of examples of this replica.
+        replica: The number of this replica, counted over all hosts.
+        num_replicas: The number of replicas on all hosts.
         added_losses: The losses that each layer added, by the layer's id.
     """
 
@@ -35,9 +37,9 @@ class Share:
         self.rows = rows
         self._graph = tf.compat.v1.get_default_graph()
         self.added_losses: dict[int, list[Any]] = {}
-        self._replicas = 1 if context is None else int(context.num_replicas_in_sync)
+        self.num_replicas = 1 if context is None else int(context.num_replicas_in_sync)
         here = 0 if context is None else context.replica_id_in_sync_group
-        self._replica = here if replica is None else replica
+        self.replica = here if replica is None else replica
         self._counts: Any = counts
         self._total: Any = None
 
@@ -60,28 +62,18 @@ class Share:
     @property
     def first(self) -> Any:
         """Return the index of this replica's first example in the global batch: an int32 scalar."""
-        if self._replicas == 1:
+        if self.num_replicas == 1:
             return tf.constant(0)
-        before = tf.range(self._replicas) < self._replica
+        before = tf.range(self.num_replicas) < self.replica
         return tf.cast(tf.reduce_sum(tf.where(before, self.counts, 0.0)), tf.int32)
 
     @property
     def counts(self) -> Any:
         """Return the number of examples of each replica: float32, shape (replicas,)."""
         if self._counts is None:
-            mine = tf.one_hot(self._replica, self._replicas, dtype=tf.float32)
+            mine = tf.one_hot(self.replica, self.num_replicas, dtype=tf.float32)
             self._counts = all_reduce(mine * self._own())
         return self._counts
-
-    @property
-    def replica(self) -> Any:
-        """Return the number of this replica, counted over all hosts."""
-        return self._replica
-
-    @property
-    def num_replicas(self) -> int:
-        """Return the number of replicas on all hosts."""
-        return self._replicas
 
     def can_meet(self) -> bool:
         """Return whether a collective is possible here. It is not in a loop, branch or function inside the step."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO
 import typer
 from typer.core import TyperCommand
 
+from emulate.cli.options import option
 from emulate.errors import GpudistError, Interrupted, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -24,19 +25,9 @@ if TYPE_CHECKING:
 _FAILURES = {2: "usage-error", 3: "failed", 4: "hung", 5: "unavailable", 70: "gpudist-error", 130: "interrupted"}
 """The word in place of a verdict, by exit code, where a command ends without one."""
 _STANDARD_OUTPUT = "-"
-JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Also write the verdict as JSON. - is standard output.")
-]
-ObjectOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON. - is standard output.")
-]
-HtmlOption = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Also write the verdict as an HTML page. Needs the extra 'html'.")
-]
-SarifOption = Annotated[
-    str | None,
-    typer.Option("--sarif", metavar="FILE", help="Also write the findings as SARIF 2.1.0, for code hosts and editors."),
-]
+JsonOption = Annotated[str | None, option("--json", "FILE", "Also write the verdict as JSON. - is standard output.")]
+ObjectOption = Annotated[str | None, option("--json", "FILE", "Also write it as JSON. - is standard output.")]
+HtmlOption = Annotated[str | None, option("--html", "FILE", "Also write the verdict as an HTML page. Needs the extra 'html'.")]
 
 
 @dataclass(frozen=True)
@@ -96,17 +87,17 @@ def check_outputs(
     from emulate.report import check_libraries
 
     given = {"--json": json, "--html": html, "--sarif": sarif, "--certificate": certificate}
-    named = {option: text for option, text in given.items() if text is not None}
+    named = {name: text for name, text in given.items() if text is not None}
     taken: dict[str, str] = {}
-    for option, text in named.items():
-        other = taken.setdefault(_real_path(text), option)
-        if other != option:
+    for name, text in named.items():
+        other = taken.setdefault(_real_path(text), name)
+        if other != name:
             raise UsageError(
-                f"{other} and {option} must be files of their own. Received: {named[other]!r} for both. Name another for one."
+                f"{other} and {name} must be files of their own. Received: {named[other]!r} for both. Name another for one."
             )
     if html is not None:
         check_libraries()
-    files = {option: _output_file(option, text, others or {}) for option, text in named.items()}
+    files = {name: _output_file(name, text, others or {}) for name, text in named.items()}
     screen = sys.stderr if _STANDARD_OUTPUT in named.values() else sys.stdout
     return Outputs(files.get("--json"), files.get("--html"), screen, files.get("--sarif"), files.get("--certificate"))
 
@@ -129,19 +120,17 @@ def write_failure(args: Sequence[str], message: str, exit_code: int) -> None:
             write_object({**content, "runs": []}, _output_file("--json", text, {}))
 
 
-def _output_file(option: str, text: str, others: Mapping[str, Path | None]) -> Path:
+def _output_file(name: str, text: str, others: Mapping[str, Path | None]) -> Path:
     from emulate.report import STANDARD_OUTPUT, check_writable
 
-    if text == _STANDARD_OUTPUT and option != "--certificate":
+    if text == _STANDARD_OUTPUT and name != "--certificate":
         return STANDARD_OUTPUT
     if text in ("", _STANDARD_OUTPUT):
-        raise UsageError(f"{option} must name a file. Received: {option} {text!r}. Name one, or leave {option} out.")
+        raise UsageError(f"{name} must name a file. Received: {name} {text!r}. Name one, or leave {name} out.")
     for what, other in others.items():
         if other is not None and _real_path(text) == os.path.realpath(other):
-            raise UsageError(
-                f"{option} must name a file of its own. Received: {option} {text!r}, which is {what}. Name another."
-            )
-    check_writable(Path(text), option)
+            raise UsageError(f"{name} must name a file of its own. Received: {name} {text!r}, which is {what}. Name another.")
+    check_writable(Path(text), name)
     return Path(text)
 
 

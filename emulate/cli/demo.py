@@ -10,10 +10,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from emulate.cli.command import OWN_FAULT, complain, exits_properly
 from emulate.cli.fix import show_edits
+from emulate.cli.options import option
 from emulate.errors import UsageError
 from emulate.examples import FOLDERS, examples_folder
 
@@ -34,8 +33,7 @@ _TOPOLOGIES = ("1x4", "2x2")
 @exits_properly
 def demo(
     copy: Annotated[
-        Path | None,
-        typer.Option("--copy", metavar="DIR", help="Copy the example programs and their data to this new folder, and stop."),
+        Path | None, option("--copy", "DIR", "Copy the example programs and their data to this new folder, and stop.")
     ] = None,
 ) -> int:
     """Verify a correct and a wrong program on emulated GPUs. This takes about a minute and needs no GPU."""

@@ -10,6 +10,7 @@ import typer
 
 from emulate.cli import options
 from emulate.cli.command import ObjectOption, check_outputs, complain, exits_properly, program_args
+from emulate.cli.options import flag, option
 from emulate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,29 +35,20 @@ def fix(
         list[str], options.topology_option("Number of hosts x devices on each host. Repeatable. Default: 1x4.")
     ] = [],  # noqa: B006 (typer copies it)
     write: Annotated[
-        bool,
-        typer.Option("--write", help="Write proven edits to the program's files. A copy stays beside each: train.py.orig."),
+        bool, flag("--write", "Write proven edits to the program's files. A copy stays beside each: train.py.orig.")
     ] = False,
-    patch: Annotated[
-        Path | None, typer.Option("--patch", metavar="FILE", help="Write the proven edits to this file, as a unified diff.")
-    ] = None,
+    patch: Annotated[Path | None, option("--patch", "FILE", "Write the proven edits to this file, as a unified diff.")] = None,
     json: ObjectOption = None,
     form: Annotated[
         str | None,
-        typer.Option(
-            "--with",
-            metavar="[core|plain]",
-            show_default=False,
-            autocompletion=options.completes(*_FORMS),
-            help="Use only edits with gpudist_core, or only with plain TensorFlow. Default: plain ones first.",
+        options.choice(
+            "--with", _FORMS, "Use only edits with gpudist_core, or only with plain TensorFlow. Default: plain ones first."
         ),
     ] = None,
     steps: Annotated[
-        str, typer.Option("--steps", metavar="N|all|auto", help="Training steps to compare, as in gpudist verify.")
+        str, option("--steps", "N|all|auto", "Training steps to compare, as in gpudist verify.")
     ] = options.DEFAULT_STEPS,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="S", help="Time limit of each run, in seconds.")
-    ] = f"{options.DEFAULT_TIMEOUT:g}",
+    timeout: options.TimeoutOption = options.DEFAULT_TIMEOUT,
     allow: options.AllowOption = [],  # noqa: B006
 ) -> int:
     """Edit PROGRAM so that it trains the same model as on one device, and prove each edit by a verification."""

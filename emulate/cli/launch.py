@@ -11,6 +11,7 @@ import typer
 
 from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
+from emulate.cli.options import flag, option
 from emulate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,73 +38,65 @@ _FOR: dict[str, tuple[str, ...]] = {
 _JOB = "JOB is its folder."
 
 
-def _option(name: str, metavar: str, text: str) -> Any:
-    return typer.Option(name, metavar=metavar, show_default=False, help=text)
-
-
 @exits_properly
 def launch(
     context: typer.Context,
     program: options.ProgramArgument = None,
     module: options.ModuleOption = None,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Launch on Slurm, with sbatch.")] = False,
-    jobset: Annotated[bool, typer.Option("--jobset", help="Launch on Kubernetes as a JobSet, with kubectl.")] = False,
+    slurm: Annotated[bool, flag("--slurm", "Launch on Slurm, with sbatch.")] = False,
+    jobset: Annotated[bool, flag("--jobset", "Launch on Kubernetes as a JobSet, with kubectl.")] = False,
     trainjob: Annotated[
-        bool, typer.Option("--trainjob", help="Launch on Kubernetes as a TrainJob of Kubeflow Trainer, with kubectl.")
+        bool, flag("--trainjob", "Launch on Kubernetes as a TrainJob of Kubeflow Trainer, with kubectl.")
     ] = False,
-    hosts: Annotated[Path | None, _option("--hosts", "FILE", "Launch by ssh on the hosts in FILE, one on each line.")] = None,
+    hosts: Annotated[Path | None, option("--hosts", "FILE", "Launch by ssh on the hosts in FILE, one on each line.")] = None,
     topology: Annotated[
-        str | None, _option("--topology", "HxD", "Number of hosts x GPUs on each host. Default for --hosts: 1 GPU each.")
+        str | None, option("--topology", "HxD", "Number of hosts x GPUs on each host. Default for --hosts: 1 GPU each.")
     ] = None,
-    device: Annotated[
-        str, typer.Option("--device", metavar="[gpu|cpu]", autocompletion=options.completes("gpu", "cpu"), help="Device type.")
-    ] = "gpu",
-    name: Annotated[str | None, _option("--name", "NAME", "Name of the job. Default: program and time.")] = None,
+    device: Annotated[str, options.choice("--device", ("gpu", "cpu"), "Device type.")] = "gpu",
+    name: Annotated[str | None, option("--name", "NAME", "Name of the job. Default: program and time.")] = None,
     folder: Annotated[
         Path | None,
-        _option("--folder", "DIR", f"Folder of the job, which all hosts see: scripts, logs, trace. Default: {_JOBS}/NAME."),
+        option("--folder", "DIR", f"Folder of the job, which all hosts see: scripts, logs, trace. Default: {_JOBS}/NAME."),
     ] = None,
     workdir: Annotated[
         Path | None,
-        _option(
+        option(
             "--workdir", "DIR", "Working directory on the hosts. Default: the current folder; with --image, that of the image."
         ),
     ] = None,
     python: Annotated[
-        str | None, _option("--python", "PATH", "Interpreter on the hosts. Default: this one; in an image: python3.")
+        str | None, option("--python", "PATH", "Interpreter on the hosts. Default: this one; in an image: python3.")
     ] = None,
-    image: Annotated[str | None, _option("--image", "IMAGE", "Container image with the program, for Kubernetes.")] = None,
-    namespace: Annotated[str | None, _option("--namespace", "NAME", "Kubernetes namespace. Default: kubectl's.")] = None,
+    image: Annotated[str | None, option("--image", "IMAGE", "Container image with the program, for Kubernetes.")] = None,
+    namespace: Annotated[str | None, option("--namespace", "NAME", "Kubernetes namespace. Default: kubectl's.")] = None,
     claim: Annotated[
-        str | None, _option("--claim", "NAME", f"PersistentVolumeClaim that all pods can write, mounted at {_MOUNT}.")
+        str | None, option("--claim", "NAME", f"PersistentVolumeClaim that all pods can write, mounted at {_MOUNT}.")
     ] = None,
-    queue: Annotated[str | None, _option("--queue", "NAME", "Queue of Kueue.")] = None,
+    queue: Annotated[str | None, option("--queue", "NAME", "Queue of Kueue.")] = None,
     gpu_resource: Annotated[
-        str | None, _option("--gpu-resource", "NAME", "Kubernetes resource of a GPU. Default: nvidia.com/gpu.")
+        str | None, option("--gpu-resource", "NAME", "Kubernetes resource of a GPU. Default: nvidia.com/gpu.")
     ] = None,
-    partition: Annotated[str | None, _option("--partition", "NAME", "Slurm partition.")] = None,
-    account: Annotated[str | None, _option("--account", "NAME", "Slurm account.")] = None,
-    port: Annotated[str | None, _option("--port", "N", "Port of the first host, with --hosts. Default: 2222.")] = None,
+    partition: Annotated[str | None, option("--partition", "NAME", "Slurm partition.")] = None,
+    account: Annotated[str | None, option("--account", "NAME", "Slurm account.")] = None,
+    port: Annotated[str | None, option("--port", "N", "Port of the first host, with --hosts. Default: 2222.")] = None,
     grace: Annotated[
-        str | None, _option("--grace", "S", "Seconds that the program has after SIGTERM, with --hosts. Default: 30.")
+        str | None, option("--grace", "S", "Seconds that the program has after SIGTERM, with --hosts. Default: 30.")
     ] = None,
-    cpus: Annotated[str | None, _option("--cpus", "N", "CPU cores of each host.")] = None,
-    memory: Annotated[str | None, _option("--memory", "SIZE", "Memory of each host, such as 64G.")] = None,
-    time_limit: Annotated[str | None, _option("--time-limit", "TIME", "Time limit, such as 90m, 12h or 2d.")] = None,
-    restarts: Annotated[
-        str, typer.Option("--restarts", metavar="N", help="Restarts after exit code 75 (gd.Checkpoints) or a preemption.")
-    ] = "0",
+    cpus: Annotated[str | None, option("--cpus", "N", "CPU cores of each host.")] = None,
+    memory: Annotated[str | None, option("--memory", "SIZE", "Memory of each host, such as 64G.")] = None,
+    time_limit: Annotated[str | None, option("--time-limit", "TIME", "Time limit, such as 90m, 12h or 2d.")] = None,
+    restarts: Annotated[str, option("--restarts", "N", "Restarts after exit code 75 (gd.Checkpoints) or a preemption.")] = "0",
     record: Annotated[
-        str | None, _option("--record", "N", "Record the first N steps, then end. 'gpudist compare' compares the trace.")
+        str | None, option("--record", "N", "Record the first N steps, then end. 'gpudist compare' compares the trace.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and end.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print what would be submitted, and end.")] = False,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Run the command of each host on an emulated host, verify it, and exit.")
+        bool, flag("--rehearse", "Run the command of each host on an emulated host, verify it, and exit.")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
-    status: Annotated[Path | None, _option("--status", "JOB", f"Print the state of a job, and end. {_JOB}")] = None,
-    logs: Annotated[Path | None, _option("--logs", "JOB", f"Print the logs of a job, and end. {_JOB}")] = None,
-    cancel: Annotated[Path | None, _option("--cancel", "JOB", f"Cancel a job, and end. {_JOB}")] = None,
+    detach: Annotated[bool, flag("--detach", "Do not wait for the end of the job.")] = False,
+    status: Annotated[Path | None, option("--status", "JOB", f"Print the state of a job, and end. {_JOB}")] = None,
+    logs: Annotated[Path | None, option("--logs", "JOB", f"Print the logs of a job, and end. {_JOB}")] = None,
+    cancel: Annotated[Path | None, option("--cancel", "JOB", f"Cancel a job, and end. {_JOB}")] = None,
 ) -> int:
     """Launch PROGRAM on Slurm, on Kubernetes or on hosts with ssh. Ctrl-C ends the job."""
     if (code := _look_at(status, logs, cancel)) is not None:

@@ -16,7 +16,7 @@ from emulate.topology import Topology
 
 DEFAULT_TOPOLOGY = "1x4"
 DEFAULT_STEPS = "auto"
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT = "300"
 DEFAULT_RESTARTS = 3
 DEFAULT_GRACE = "30"
 """As in Kubernetes and in Slurm (KillWait)."""
@@ -44,13 +44,24 @@ def complete_code(incomplete: str) -> list[str]:
     return completes(*(cause.code for cause in all_causes()))(incomplete)
 
 
+def option(name: str, metavar: str, text: str, completion: Callable[[str], list[str]] | None = None) -> Any:
+    """Return an option that takes a value."""
+    return typer.Option(name, metavar=metavar, autocompletion=completion, help=text)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, help=text)
+
+
+def choice(name: str, values: tuple[str, ...], text: str) -> Any:
+    """Return an option that takes one of a few values."""
+    return option(name, f"[{'|'.join(values)}]", text, completes(*values))
+
+
 def topology_option(text: str) -> Any:
     """Return the option `--topology`, with its help."""
-    return typer.Option("--topology", metavar="HxD", autocompletion=completes(*_COMMON_TOPOLOGIES), help=text)
-
-
-def _choice(option: str, values: tuple[str, ...], text: str) -> Any:
-    return typer.Option(option, metavar=f"[{'|'.join(values)}]", autocompletion=completes(*values), help=text)
+    return option("--topology", "HxD", text, completes(*_COMMON_TOPOLOGIES))
 
 
 ProgramArgument = Annotated[
@@ -59,53 +70,35 @@ ProgramArgument = Annotated[
         metavar="PROGRAM", show_default=False, help="train.py, train.ipynb, train.py:function or package.module:function"
     ),
 ]
-ModuleOption = Annotated[
-    str | None,
-    typer.Option("-m", metavar="MODULE", show_default=False, help="Run a module instead of PROGRAM, like python -m."),
-]
+ModuleOption = Annotated[str | None, option("-m", "MODULE", "Run a module instead of PROGRAM, like python -m.")]
 DeviceOption = Annotated[
-    str, _choice("--device", DEVICES, "Device type. auto: GPUs if each device gets its own GPU, otherwise the CPU.")
+    str, choice("--device", DEVICES, "Device type. auto: GPUs if each device gets its own GPU, otherwise the CPU.")
 ]
 AllowOption = Annotated[
     list[str],
-    typer.Option(
-        "--allow",
-        metavar="CODE",
-        autocompletion=complete_code,
-        help="Accept a cause: it is reported, but does not change the verdict. Repeatable.",
-    ),
+    option("--allow", "CODE", "Accept a cause: it is reported, but does not change the verdict. Repeatable.", complete_code),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict/--no-strict", help="The verdict by-design also gives exit code 1.")]
-VirtualOption = Annotated[
-    bool,
-    typer.Option(
-        "--virtual",
-        help="Run all replicas one after the other in one process, without TensorFlow's collectives. "
-        "For large topologies, such as 1x1024.",
-    ),
-]
+StrictOption = Annotated[bool, flag("--strict/--no-strict", "The verdict by-design also gives exit code 1.")]
+TimeoutOption = Annotated[str, option("--timeout", "S", "Time limit of each run, in seconds.")]
 NetworkOption = Annotated[
     str,
-    _choice("--network", NETWORKS, "Network of several hosts. own: a private network; host: the network of this machine."),
+    choice("--network", NETWORKS, "Network of several hosts. own: a private network; host: the network of this machine."),
 ]
 AllReduceOption = Annotated[
-    str, _choice("--all-reduce", ALL_REDUCES, "All-reduce algorithm. auto: one that works for every program.")
+    str, choice("--all-reduce", ALL_REDUCES, "All-reduce algorithm. auto: one that works for every program.")
 ]
 PrecisionOption = Annotated[
-    str, _choice("--precision", PRECISIONS, "Compute in this float type. float64 makes rounding errors smaller.")
+    str, choice("--precision", PRECISIONS, "Compute in this float type. float64 makes rounding errors smaller.")
 ]
 FaultOption = Annotated[
     list[str],
-    typer.Option(
+    option(
         "--fault",
-        metavar="FAULT",
-        help="Inject a fault, such as kill:host=1,step=5,phase=all-reduce. 'gpudist faults' lists all. Repeatable.",
+        "FAULT",
+        "Inject a fault, such as kill:host=1,step=5,phase=all-reduce. 'gpudist faults' lists all. Repeatable.",
     ),
 ]
-
-GraceOption = Annotated[
-    str, typer.Option("--grace", metavar="S", help="Seconds that the program has after SIGTERM to save and exit.")
-]
+GraceOption = Annotated[str, option("--grace", "S", "Seconds that the program has after SIGTERM to save and exit.")]
 
 
 def program_target(program: str | None, module: str | None) -> str:
@@ -205,41 +198,23 @@ else:
     import tomli as tomllib
 
 
-def _checked_texts(value: Any, check: Callable[[list[str]], object]) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UsageError("must be a list of texts")
-    check(value)
-    return value
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _steps_of(value: Any) -> str:
-    if value not in ("all", "auto") and type(value) is not int:
-        raise UsageError('must be a whole number, "all" or "auto"')
-    number_of_steps(str(value))
-    return str(value)
-
-
-def _timeout_of(value: Any) -> str:
-    if type(value) not in (int, float):
-        raise UsageError("must be a number of seconds")
-    number_of_seconds(str(value))
-    return str(value)
-
-
-def _strict_of(value: Any) -> bool:
-    if type(value) is not bool:
-        raise UsageError("must be true or false")
-    return value
-
-
-_KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "topologies": ("topology", lambda value: _checked_texts(value, topologies)),
-    "steps": ("steps", _steps_of),
-    "allow": ("allow", lambda value: _checked_texts(value, check_codes)),
-    "strict": ("strict", _strict_of),
-    "timeout": ("timeout", _timeout_of),
+_KEYS: dict[str, tuple[str, Callable[[Any], bool], str, Callable[[Any], object]]] = {
+    "topologies": ("topology", _are_texts, "a list of texts", topologies),
+    "steps": (
+        "steps",
+        lambda value: value in ("all", "auto") or type(value) is int,
+        'a whole number, "all" or "auto"',
+        number_of_steps,
+    ),
+    "allow": ("allow", _are_texts, "a list of texts", check_codes),
+    "strict": ("strict", lambda value: type(value) is bool, "true or false", bool),
+    "timeout": ("timeout", lambda value: type(value) in (int, float), "a number of seconds", number_of_seconds),
 }
-"""By key the parameter of the command, and what makes of the value what the command line would give."""
+"""By key the parameter of the command, whether a value is of its kind, the kind in words, and the check of the command line."""
 
 
 def fill_from_file(context: typer.Context, **given: Any) -> tuple[dict[str, Any], tuple[Told, ...]]:
@@ -298,10 +273,14 @@ def _checked(key: str, file: Path) -> bool:
 
 
 def _value_of(key: str, value: Any, file: Path) -> Any:
+    """Return a value as the command line would give it."""
+    _, is_of_kind, kind, check = _KEYS[key]
+    where = f"({key} of [tool.gpudist] in {file})"
+    if not is_of_kind(value):
+        raise UsageError(f"{key} must be {kind}. Received: {key} = {value!r}. {where}")
+    given = value if isinstance(value, (list, bool)) else str(value)
     try:
-        return _KEYS[key][1](value)
+        check(given)
     except UsageError as error:
-        said = str(error)
-        if said.startswith("must "):
-            said = f"{key} {said}. Received: {key} = {value!r}."
-        raise UsageError(f"{said} ({key} of [tool.gpudist] in {file})") from None
+        raise UsageError(f"{error} {where}") from None
+    return given

@@ -10,6 +10,7 @@ import typer
 
 from emulate.cli import options
 from emulate.cli.command import check_outputs, complain, exits_properly, program_args
+from emulate.cli.options import option
 from emulate.errors import Hung, ProgramFailed, UsageError
 from emulate.program import shorten_traceback
 
@@ -36,48 +37,22 @@ def plan(
     module: options.ModuleOption = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            "--on",
-            metavar="MACHINE",
-            show_default=False,
-            help="Required. A machine of the catalogue, such as p4d.24xlarge, or your own TOML file.",
-        ),
+        option("--on", "MACHINE", "Required. A machine of the catalogue, such as p4d.24xlarge, or your own TOML file."),
     ] = None,
     measured: Annotated[
-        list[str],
-        typer.Option("--measured", metavar="TEXT", help="What you measured: 'N: X examples/s at batch B'. Repeatable."),
+        list[str], option("--measured", "TEXT", "What you measured: 'N: X examples/s at batch B'. Repeatable.")
     ] = [],  # noqa: B006 (typer copies it)
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N,N", show_default=False, help="Numbers of GPUs. Default: 1 to 100,000.")
-    ] = None,
-    examples: Annotated[
-        str, typer.Option("--examples", metavar="N", help="Examples in an epoch, for time and price.")
-    ] = "1000000",
+    gpus: Annotated[str | None, option("--gpus", "N,N", "Numbers of GPUs. Default: 1 to 100,000.")] = None,
+    examples: Annotated[str, option("--examples", "N", "Examples in an epoch, for time and price.")] = "1000000",
     input_rate: Annotated[
-        str | None,
-        typer.Option(
-            "--input-rate",
-            metavar="TEXT",
-            show_default=False,
-            help="What one host reads: 'X examples/s'. Default: what this machine reads.",
-        ),
+        str | None, option("--input-rate", "TEXT", "What one host reads: 'X examples/s'. Default: what this machine reads.")
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="SIZE", show_default=False, help="Memory of one GPU: '24GB'. Default: the machine's."),
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option("--batch", metavar="N", show_default=False, help="Examples in a step, if gpudist cannot see them."),
-    ] = None,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="S", help="Time limit of the recorded run, in seconds.")
-    ] = f"{options.DEFAULT_TIMEOUT:g}",
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Also write the plan as JSON. - is standard output.")
-    ] = None,
+    memory: Annotated[str | None, option("--memory", "SIZE", "Memory of one GPU: '24GB'. Default: the machine's.")] = None,
+    batch: Annotated[str | None, option("--batch", "N", "Examples in a step, if gpudist cannot see them.")] = None,
+    timeout: Annotated[str, option("--timeout", "S", "Time limit of the recorded run, in seconds.")] = options.DEFAULT_TIMEOUT,
+    json: Annotated[str | None, option("--json", "FILE", "Also write the plan as JSON. - is standard output.")] = None,
     html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="Also write the plan as an HTML page. Needs the extra 'html'.")
+        str | None, option("--html", "FILE", "Also write the plan as an HTML page. Needs the extra 'html'.")
     ] = None,
 ) -> int:
     """Forecast how fast, and at what price, PROGRAM trains on 1 to 100,000 GPUs of a machine."""

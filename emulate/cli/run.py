@@ -108,7 +108,7 @@ def _launch(
         with preload.launch(replace(plan, faults=faults)) as cluster:
             code = _watch(cluster, grace)
         if code == 0:
-            check_fired(faults, cluster.fired)
+            check_fired(faults, cluster.faults.fired)
         return code
 
 
@@ -136,7 +136,7 @@ def _watch(cluster: RunningCluster, grace: float) -> int:
     if is_handed_on and not cluster.is_over:
         complain(f"The program did not exit within {grace:g} s after SIGTERM (--grace), so gpudist ended it.")
         return 128 + signal.SIGTERM
-    for fired in cluster.fired:
+    for fired in cluster.faults.fired:
         complain(f"A fault was injected: {fired}.")
     failed = first_cause(cluster.outcomes)
     if failed is None or failed.status == "returned":

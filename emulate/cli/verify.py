@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emulate.cli import options
-from emulate.cli.command import HtmlOption, JsonOption, SarifOption, check_outputs, exits_properly, program_args
+from emulate.cli.command import HtmlOption, JsonOption, check_outputs, exits_properly, program_args
 from emulate.cli.fix import check_libcst, show_edits, tell_of_try
+from emulate.cli.options import flag, option
 from emulate.errors import UsageError
 from emulate.told import told
 
@@ -41,20 +42,16 @@ def verify(
         ),
     ] = [],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = "auto",
-    seed: Annotated[
-        str, typer.Option("--seed", metavar="N", help="Seed of Python, NumPy, TensorFlow and Keras on every host.")
-    ] = "0",
+    seed: Annotated[str, option("--seed", "N", "Seed of Python, NumPy, TensorFlow and Keras on every host.")] = "0",
     steps: Annotated[
         str,
-        typer.Option(
+        option(
             "--steps",
-            metavar="N|all|auto",
-            help="Training steps to compare. Later code does not run. auto: 20 steps, or up to 50 to finish the first epoch.",
+            "N|all|auto",
+            "Training steps to compare. Later code does not run. auto: 20 steps, or up to 50 to finish the first epoch.",
         ),
     ] = options.DEFAULT_STEPS,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="S", help="Time limit of each run, in seconds.")
-    ] = f"{options.DEFAULT_TIMEOUT:g}",
+    timeout: options.TimeoutOption = options.DEFAULT_TIMEOUT,
     network: options.NetworkOption = "own",
     all_reduce: options.AllReduceOption = "auto",
     precision: options.PrecisionOption = "float32",
@@ -63,59 +60,63 @@ def verify(
     fault: options.FaultOption = [],  # noqa: B006
     restarts: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--restarts",
-            metavar="N",
-            show_default=False,
-            help=f"With --fault: the maximum number of restarts of all hosts. Default: {options.DEFAULT_RESTARTS}.",
+            "N",
+            f"With --fault: the maximum number of restarts of all hosts. Default: {options.DEFAULT_RESTARTS}.",
         ),
     ] = None,
     reference_arg: Annotated[
         list[str],
-        typer.Option(
+        option(
             "--reference-arg",
-            metavar="X",
-            help="Argument of the program in the reference run, such as --reference-arg=--num-gpus=1. It replaces ARGS there. "
+            "X",
+            "Argument of the program in the reference run, such as --reference-arg=--num-gpus=1. It replaces ARGS there. "
             "Repeatable.",
         ),
     ] = [],  # noqa: B006
     against: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--against",
-            metavar="ARGS",
-            help="Compare with PROGRAM with other arguments (or NAME=value) on the same topology, instead of on one device.",
+            "ARGS",
+            "Compare with PROGRAM with other arguments (or NAME=value) on the same topology, instead of on one device.",
         ),
     ] = None,
-    virtual: options.VirtualOption = False,
+    virtual: Annotated[
+        bool,
+        flag(
+            "--virtual",
+            "Run all replicas one after the other in one process, without TensorFlow's collectives. "
+            "For large topologies, such as 1x1024.",
+        ),
+    ] = False,
     thorough: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--thorough",
-            help="Look for causes without a limit. Else that ends, for each topology, after 6 starts of the program or 40 "
+            "Look for causes without a limit. Else that ends, for each topology, after 6 starts of the program or 40 "
             "evaluations of its steps.",
         ),
     ] = False,
     fix: Annotated[
         bool,
-        typer.Option(
-            "--fix",
-            help="Also look for edits that gpudist can prove, and add them to the reports. `gpudist fix` writes them.",
-        ),
+        flag("--fix", "Also look for edits that gpudist can prove, and add them to the reports. `gpudist fix` writes them."),
     ] = False,
     json: JsonOption = None,
     html: HtmlOption = None,
-    sarif: SarifOption = None,
+    sarif: Annotated[
+        str | None, option("--sarif", "FILE", "Also write the findings as SARIF 2.1.0, for code hosts and editors.")
+    ] = None,
     traces: Annotated[
-        Path | None,
-        typer.Option("--traces", metavar="DIR", help="Save the trace of each run in this folder, for gpudist compare."),
+        Path | None, option("--traces", "DIR", "Save the trace of each run in this folder, for gpudist compare.")
     ] = None,
     certificate: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--certificate",
-            metavar="FILE",
-            help="If the verdict is equivalent or by-design, write the first steps to this file, for gpudist_core.check in the "
+            "FILE",
+            "If the verdict is equivalent or by-design, write the first steps to this file, for gpudist_core.check in the "
             "real run.",
         ),
     ] = None,
@@ -178,9 +179,9 @@ def verify(
 
 def check_fixable(traces: Path | None, certificate: str | None, against: str | None) -> None:
     """Check what `--fix` needs: LibCST, no files that each verification of an edited program would write anew, and causes."""
-    for option, value in (("--traces", traces), ("--certificate", certificate), ("--against", against)):
+    for name, value in (("--traces", traces), ("--certificate", certificate), ("--against", against)):
         if value is not None:
-            raise UsageError(f"--fix must stand without {option}. Received: {option} {str(value)!r}. Leave one of them out.")
+            raise UsageError(f"--fix must stand without {name}. Received: {name} {str(value)!r}. Leave one of them out.")
     check_libcst()
 
 

@@ -155,9 +155,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         plan = ClusterPlan(self.topology, call, directory, device=self.device, environment=self._environment, **self._options)
         try:
             with preload.launch(replace(plan, faults=faults)) as running:
-                self.fired = running.fired
+                self.fired = running.faults.fired
                 life = self._live(running, restarts)
-            check_fired(faults, running.fired)
+            check_fired(faults, self.fired)
             self.notes += [note for note in running.notes if note not in self.notes]
             return life.values()
         finally:
@@ -172,7 +172,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             is_hung = ending in (HANG, TIMEOUT)
             if not is_hung and cause is None:
                 return life
-            is_expected = any(is_for_ever(fired.fault) for fired in running.fired_now) if is_hung else asks_to_go_on(running)
+            is_expected = any(is_for_ever(fired.fault) for fired in running.faults.now) if is_hung else asks_to_go_on(running)
             if self.restarts == restarts or not is_expected:
                 life.fail(cause, life.judge.state(cause.host).step) if cause is not None else life.fail_to_end(ending)
             self.restarts += 1
@@ -258,7 +258,7 @@ class _Life:
 
     def _find_hang(self) -> str:
         # A standstill that a fault made is none.
-        self._hang = None if self.running.fired_now else self.judge.verdict(self.running)
+        self._hang = None if self.running.faults.now else self.judge.verdict(self.running)
         if self._hang is not None:
             return HANG
         return TIMEOUT if self._standstill.is_reached() else ""
@@ -284,7 +284,7 @@ class _Life:
     def fail(self, outcome: HostOutcome, step: int | None) -> NoReturn:
         """Raise the error about the end of a host."""
         name, output = self.running.name(outcome.host), self._last_output(outcome.host)
-        expected = "".join(f"A fault was injected: {fired}. " for fired in self.running.fired)
+        expected = "".join(f"A fault was injected: {fired}. " for fired in self.running.faults.fired)
         after = "" if step is None else f" after step {step}"
         if (error := outcome.error) is not None:
             rule = _NOT_RAISE if outcome.host in self._arrived else _ARRIVE

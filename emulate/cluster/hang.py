@@ -282,7 +282,7 @@ def explain_hang(cluster: RunningCluster, judge: HangJudge) -> str:
     """
     stacks, threads = cluster.stacks(), cluster.threads()
     ends = {outcome.host: outcome for outcome in cluster.outcomes}
-    lines = [f"It was to be expected: {fired}." for fired in cluster.fired_now]
+    lines = [f"It was to be expected: {fired}." for fired in cluster.faults.now]
     for host in range(len(cluster.roles)):
         state = judge.state(host)
         if host in ends:

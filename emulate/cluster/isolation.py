@@ -197,8 +197,7 @@ def take_names(context: HostContext, names: Sequence[Sequence[str]]) -> None:
             "Hosts with names need a private network. Received: this system refuses one. 'gpudist devices' says why."
         )
     try:
-        system.unshare(system.CLONE_NEWNS | system.CLONE_NEWUTS)
-        system.mount("none", "/", None, system.MS_REC | system.MS_PRIVATE)
+        enter(system.CLONE_NEWNS | system.CLONE_NEWUTS)
         system.mount(str(file), "/etc/hosts", None, system.MS_BIND)
         socket.sethostname(names[context.host][-1])
     except OSError as error:

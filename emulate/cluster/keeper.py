@@ -121,9 +121,8 @@ class _Keeper:
         self._plan = order.plan
         self._home = order.plan.directory  # of the first life: views and temporary folder stay there
         self._roles = roles_of(order.plan.topology)
-        self._hosts: dict[
-            int, int
-        ] = {}  # process id: number. Invariant: not reaped yet, so that a signal meets no other process.
+        # Invariant: process ids with their hosts' numbers, not reaped yet, so that a signal meets no other process.
+        self._hosts: dict[int, int] = {}
         self._isolation = Isolation()
         self._held_ports: list[socket.socket] = []  # bound until the end, so that nobody else gets them
         self._links: Links | None = None

@@ -20,6 +20,7 @@ from emulate.cluster.context import HostContext
 from emulate.devices import GpuShare
 from emulate.errors import UsageError
 from emulate.faults import Fault
+from emulate.grouping import grouped
 from emulate.topology import Topology
 
 
@@ -188,9 +189,7 @@ def roles_of(topology: Topology) -> tuple[str, ...]:
 
 def tf_config(roles: Sequence[str], places: Sequence[str], host: int) -> str:
     """Return the text of TF_CONFIG for one host, as a real cluster sets it. `places` lists all addresses with ports."""
-    cluster: dict[str, list[str]] = {}
-    for role, place in zip(roles, places, strict=True):
-        cluster.setdefault(role, []).append(place)
+    cluster = grouped(zip(roles, places, strict=True))
     task = {"type": roles[host], "index": roles[:host].count(roles[host])}
     return json.dumps({"cluster": cluster, "task": task})
 

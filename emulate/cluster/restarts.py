@@ -26,14 +26,14 @@ _BUSY = 0.05  # of one processor
 def asks_to_go_on(cluster: RunningCluster) -> bool:
     """Return whether its hosts left to be restarted, or failed because of a fault since the last restart."""
     left = any(leaves_in_order(outcome) for outcome in cluster.outcomes)
-    return left or (bool(cluster.fired_now) and first_cause(cluster.outcomes) is not None)
+    return left or (bool(cluster.faults.now) and first_cause(cluster.outcomes) is not None)
 
 
 def next_life(cluster: RunningCluster, number: int) -> ClusterPlan:
     """Return the plan for the restart of a cluster: its faults are over, and its output has another folder."""
     plan = cluster.plan
     directory = plan.directory.parent if plan.directory.name.startswith("life-") else plan.directory
-    fired = frozenset(event.number for event in cluster.fired)
+    fired = frozenset(event.number for event in cluster.faults.fired)
     (directory / f"life-{number}").mkdir()
     return replace(plan, directory=directory / f"life-{number}", fired=fired)
 
@@ -52,7 +52,7 @@ class Standstill:
 
     def is_reached(self) -> bool:
         """Return whether this is so now. Call it several times a second."""
-        if not any(is_for_ever(fired.fault) for fired in self._cluster.fired_now):
+        if not any(is_for_ever(fired.fault) for fired in self._cluster.faults.now):
             return False
         now, used = time.monotonic(), sum(self._cluster.cpu_seconds(host) for host in range(len(self._cluster.roles)))
         if self._since is None or used - self._used > _BUSY * max(1.0, now - self._since):

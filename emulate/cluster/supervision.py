@@ -56,7 +56,6 @@ from emulate.cluster.gpus import GpuHold
 from emulate.cluster.output_relay import OutputRelay
 from emulate.cluster.plan import AGAIN, ClusterPlan, ForkGuard, HostOutcome, Order, host_name, roles_of
 from emulate.errors import Unavailable
-from emulate.faults import Fired
 from emulate.pickling import to_bytes
 from emulate.told import Told, told
 
@@ -193,16 +192,6 @@ class RunningCluster(AbstractContextManager["RunningCluster"]):
             end.close()
         if self._relay:
             self._relay.close_their_ends()
-
-    @property
-    def fired(self) -> list[Fired]:
-        """Return the faults that have occurred so far, over all restarts of the cluster."""
-        return self.faults.fired
-
-    @property
-    def fired_now(self) -> list[Fired]:
-        """Return the faults that have occurred since the last restart."""
-        return self.faults.now
 
     @property
     def is_passing(self) -> bool:

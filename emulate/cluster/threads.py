@@ -165,12 +165,13 @@ class Thread:
 
 def parse(dump: str) -> list[Thread]:
     """Parse the threads from faulthandler's output, without those of gpudist."""
-    threads = []
-    for block in _BLOCK.split(dump.strip()):
-        matches = (_FRAME.fullmatch(line) for line in block.splitlines())
-        frames = tuple(Frame(m["file"], int(m["line"]), m["function"]) for m in matches if m)
-        threads.append(Thread(frames))
+    threads = [Thread(_frames(block)) for block in _BLOCK.split(dump.strip())]
     return [thread for thread in threads if thread.frames and not thread.is_ours]
+
+
+def _frames(block: str) -> tuple[Frame, ...]:
+    matches = (_FRAME.fullmatch(line) for line in block.splitlines())
+    return tuple(Frame(m["file"], int(m["line"]), m["function"]) for m in matches if m)
 
 
 def main_of(threads: Sequence[Thread]) -> Thread | None:
@@ -284,11 +285,9 @@ def stack_of_crash(directory: Path) -> str:
 
 def _shown(block: str) -> str:
     """Return the frames of one thread; empty if there are none."""
-    frames = [match for line in reversed(block.splitlines()) if (match := _FRAME.fullmatch(line))]
-    lines = []
-    for match in frames:
-        if match["file"] not in _MACHINERY and not match["file"].startswith(_OURS):
-            lines.append(f'  File "{match["file"]}", line {match["line"]}, in {match["function"]}')
-            source = linecache.getline(match["file"], int(match["line"])).strip()
-            lines += [f"    {source}"] if source else []
+    frames, lines = _frames(block), []
+    for frame in reversed(frames):
+        if frame.file not in _MACHINERY and frame.is_of != "ours":
+            lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+            lines += [f"    {frame.source}"] if frame.source else []
     return "\n".join(lines) if lines else _NOT_IN_THE_PROGRAM if frames else ""

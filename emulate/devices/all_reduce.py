@@ -22,6 +22,7 @@ from emulate.devices.virtual.replicas import in_ring_order
 from emulate.graph_functions import collective_launcher
 from emulate.imports import tf
 from emulate.point import instead_of
+from emulate.upstream import control_flow_root
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
@@ -232,7 +233,7 @@ class RefusedOnGpus:
         """Follow what stands for TensorFlow's own choice on one host, which sums int32 in the host's memory."""
 
         def reduce(real: Any, reduce_op: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-            self._sums_in(_around(upstream.function_being_built()))
+            self._sums_in(control_flow_root(upstream.function_being_built()))
             for value in upstream.reduced_values(values):
                 self._see_dtype(value, "bfloat16")
             return real(reduce_op, values, *args, **kwargs)
@@ -245,9 +246,9 @@ class RefusedOnGpus:
         """Record that a graph sums, or calls a function that does."""
         if graph is None:
             return
-        if _around(graph) is not graph:
+        if control_flow_root(graph) is not graph:
             self.say_in_a_branch()
-        self._summing.add(_around(graph))
+        self._summing.add(control_flow_root(graph))
 
     def _see_dtype(self, value: Any, *refused: str) -> None:
         dtype = getattr(value, "dtype", None)
@@ -258,10 +259,3 @@ class RefusedOnGpus:
     def say_in_a_branch(self) -> None:
         """Say that a function which sums is called in a condition or a loop."""
         self._note("sum-in-a-branch", IN_A_BRANCH)
-
-
-def _around(graph: Any) -> Any:
-    """Return the function around the conditions and loops of a graph."""
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    return graph

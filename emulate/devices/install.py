@@ -23,7 +23,7 @@ from emulate.errors import UsageError
 from emulate.graph_functions import collective_launcher
 from emulate.imports import tf, when_imported
 from emulate.point import instead_of
-from emulate.upstream import dataset_class, function_graph_class
+from emulate.upstream import control_flow_root, dataset_class, function_graph_class
 
 _said: set[tuple[str, str]] = set()
 
@@ -137,9 +137,7 @@ def defer_past_control_flow(tell: Callable[[], None]) -> None:
 
     @instead_of(function_graph_class(), "capture_call_time_value")
     def capture(real: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        graph = self
-        while getattr(graph, "is_control_flow_graph", False):
-            graph = graph.outer_graph
+        graph = control_flow_root(self)
         if graph is not self:
             tell()
         with graph.as_default():

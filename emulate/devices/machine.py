@@ -20,7 +20,7 @@ from emulate.devices.inventory import MIB, Inventory, about_compiling, find_gpus
 from emulate.devices.lease import ask_until, is_leased, patience_now
 from emulate.devices.plan import MOSTLY_FREE, distinct, is_short, mostly_free, share_out, usable
 from emulate.errors import Unavailable, UsageError
-from emulate.told import Told, told
+from emulate.told import Told, counted, told
 from emulate.topology import MAX_DEVICES_PER_HOST, MAX_HOSTS, Topology
 from gpudist_core.installed import unsupported
 
@@ -129,7 +129,7 @@ def decide(
         has = f"{len(inventory.gpus)}{inventory.beside}"
         return DeviceChoice("gpu", f"--device auto chose this machine's GPUs: it has {has}.")
     if blind:
-        numbers = ", ".join(f"{topology} ({_count(topology.num_replicas, 'device')})" for topology in topologies)
+        numbers = ", ".join(f"{topology} ({counted(topology.num_replicas, 'device')})" for topology in topologies)
         raise Unavailable(
             f"--device gpu needs GPUs that TensorFlow can use. Received: device='gpu' for {numbers}, and {blind}. "
             "Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
@@ -166,20 +166,20 @@ def why_blind(inventory: Inventory, ask: Callable[[], Mapping[str, Any]]) -> str
         missing = ", ".join(answer["missing"])
         advice = f"it cannot load {missing}: {advice}, or name in LD_LIBRARY_PATH the folders where these are"
     clause = f"TensorFlow sees {len(answer['gpus'])} of them ({advice})"
-    return f"the driver has {_count(number, 'GPU')} and {clause}{inventory.beside}"
+    return f"the driver has {counted(number, 'GPU')} and {clause}{inventory.beside}"
 
 
 def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
     there = mostly_free(inventory.gpus)
     for topology in topologies:
         if not distinct(there, topology):
-            free = f"{'there is' if len(there) == 1 else 'there are'} {_count(len(there), 'GPU')}"
+            free = f"{'there is' if len(there) == 1 else 'there are'} {counted(len(there), 'GPU')}"
             if len(there) < len(inventory.gpus):
                 free += f" of {len(inventory.gpus)} with {MOSTLY_FREE:.0%} of the memory free"
             if parts := sum(gpu.is_part for gpu in there):
                 free += f", {parts} of them MIG instances, of which a host has one"
             hint = " (--device gpu takes and splits what there is)" if usable(inventory.gpus) else ""
-            return f"{topology} has {_count(topology.num_replicas, 'device')}, and {free}{hint}{inventory.beside}"
+            return f"{topology} has {counted(topology.num_replicas, 'device')}, and {free}{hint}{inventory.beside}"
     return ""
 
 
@@ -188,10 +188,6 @@ def _is_short(device: str, topologies: Sequence[Topology], inventory: Inventory)
     if device == "auto":
         return bool(_why_too_few(inventory, topologies)) and not _why_too_few(inventory.idle(), topologies)
     return any(is_short(inventory, topology) for topology in topologies)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def what_tensorflow_says() -> dict[str, Any]:

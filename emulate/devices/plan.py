@@ -11,6 +11,8 @@ from itertools import groupby
 
 from emulate.devices.inventory import MIB, Gpu, Inventory
 from emulate.errors import Unavailable, UsageError
+from emulate.grouping import grouped
+from emulate.told import counted
 from emulate.topology import Topology
 
 ALL_REDUCE = ("auto", "ring", "hierarchical", "one-device")
@@ -99,11 +101,6 @@ class GpuShare:
         return self.is_sliced or self.are_parts
 
     @property
-    def num_devices(self) -> int:
-        """Return the number of devices of the host."""
-        return sum(map(len, self.slices)) if self.slices else len(self.visible)
-
-    @property
     def owners(self) -> tuple[int, ...]:
         """Return, for each device, the number of the visible GPU that it is, or is part of."""
         parts = self.slices or ((0,),) * len(self.visible)
@@ -179,7 +176,8 @@ def _of_whole_gpus(gpus: Sequence[Gpu], topology: Topology) -> Allotment:
     shares = tuple(GpuShare(tuple(uuids[at : at + each]), are_parts=are_parts) for at in range(0, len(gpus), each))
     mixed = " They are of several models, which round differently." if len({gpu.name for gpu in gpus}) > 1 else ""
     without = f": {_WITHOUT_NCCL}" if topology.num_replicas > 1 and are_parts else ""
-    return Allotment(shares, f"{topology} ran on {_count(len(gpus))} ({_models(gpus)}), one for each device{without}.{mixed}")
+    ran_on = f"{topology} ran on {counted(len(gpus), 'GPU')} ({_models(gpus)})"
+    return Allotment(shares, f"{ran_on}, one for each device{without}.{mixed}")
 
 
 def _of_slices(cut: _Cut, topology: Topology) -> Allotment:
@@ -190,7 +188,7 @@ def _of_slices(cut: _Cut, topology: Topology) -> Allotment:
         uuids, slices = tuple(cut.gpus[owner].uuid for owner, _ in owned), tuple((size,) * n for _, n in owned)
         shares.append(GpuShare(uuids, slices, any(gpu.is_part for gpu in cut.gpus)))
     text = (
-        f"{topology} ran on {_count(len(cut.gpus))} ({_models(cut.gpus)}) in {topology.num_replicas} slices of "
+        f"{topology} ran on {counted(len(cut.gpus), 'GPU')} ({_models(cut.gpus)}) in {topology.num_replicas} slices of "
         f"{cut.size / (1 << 30):.1f} GiB, one for each device: {_WITHOUT_NCCL}, and times say nothing."
     )
     return Allotment(tuple(shares), text)
@@ -255,9 +253,7 @@ def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> i
 
 def _alike(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
     """Group GPUs by model, the larger groups first."""
-    models: dict[tuple[str, tuple[int, int], bool], list[Gpu]] = {}
-    for gpu in gpus:
-        models.setdefault((gpu.name, gpu.capability, gpu.is_part), []).append(gpu)
+    models = grouped(((gpu.name, gpu.capability, gpu.is_part), gpu) for gpu in gpus)
     return sorted(models.values(), key=lambda group: -sum(gpu.free for gpu in group))
 
 
@@ -277,17 +273,13 @@ def _too_little(inventory: Inventory, topology: Topology) -> str:
         f"{gpu.name} with {gpu.free // MIB} MiB free{', for one process at a time' if gpu.is_exclusive else ''}"
         for gpu in inventory.gpus
     ]
-    has = f"{_count(len(there))} ({', '.join(there)}{inventory.beside})" if there else f"no GPU ({inventory.why})"
+    has = f"{counted(len(there), 'GPU')} ({', '.join(there)}{inventory.beside})" if there else f"no GPU ({inventory.why})"
     return (
         f"Each device is a GPU, or a slice of one with at least {LEAST_SLICE // MIB} MiB beside {GPU_RESERVE // MIB} MiB and, "
         f"by the GPU's size, {LEAST_RESERVE // MIB} to {MOST_RESERVE // MIB} MiB for each process. "
         f"Received: device='gpu', topology='{topology}' with {topology.num_replicas} devices, where this machine has {has}. "
         "Ask for fewer devices, free the GPUs, or use --device cpu."
     )
-
-
-def _count(number: int) -> str:
-    return f"{number} GPU{'s' if number > 1 else ''}"
 
 
 def _models(gpus: Sequence[Gpu]) -> str:

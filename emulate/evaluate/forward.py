@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 from emulate import upstream
-from emulate.evaluate.parts import State, described, node_of, tensor_name
+from emulate.evaluate.parts import State, described, graph_of, node_of, tensor_name
 from emulate.evaluate.step_function import Key, StepFunction
 from emulate.imports import tf
-from emulate.recorder.functions import folder_of
 from emulate.trace import Array, entries_of_examples
 
 LOSS = "the loss"
@@ -56,25 +55,21 @@ class Forward:
     """
 
     def __init__(self, trace: Path, number: int, optimizer: str) -> None:
-        from tensorflow.core.framework import graph_pb2
-
         self.state = State(trace)
         self.function = StepFunction(trace, number, self.state)
         records = self.function.records
         self._place = next(place for place, record in enumerate(records) if record.about.get("optimizer") == optimizer)
-        record, about, folder = records[self._place], described(trace, number), folder_of(trace) / str(number)
+        record, about = records[self._place], described(trace, number)
         self.objectives = [name for key, name in record.tensors.items() if key[0] == "objective"]
         self.own_sums = [after for r in about["reductions"] if not r["backward"] for _, after, *_ in r["tensors"]]
         self.kind = "taped" if any(key[0] == "taped" for key in record.tensors) else "gradient"
         names = {key[1] for key in record.tensors if key[0] in (self.kind, "sparse-gradient")}
         self.variables = {key[1]: n for key, n in self.function.variables.items() if key[1] in names}
-        with np.load(folder / "constants.npz", allow_pickle=False) as values:
-            constants = {int(place): values[place] for place in values.files}
+        self._graph, constants = graph_of(trace, number)
         self._captures = {name: (n, constants.get(place)) for place, (name, n) in enumerate(about["captures"])}
         inputs = {key: name for each in records for key, name in each.tensors.items() if key[0] == "input"}
         self.rows = {key: f"rows_{key[1]}:0" for key in inputs}  # two runs have other names for them
         self._switched: Mapping[str, str] = {}
-        self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
         renamed = {tensor_name(name): self.rows[key] for key, name in inputs.items()}
         self.assigned = self._read_what_is_assigned()
         for node in self._graph.node:

@@ -26,7 +26,7 @@ to make it takes ten times as long as to evaluate it (a U-Net: 0.7 s and 0.1 s).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -341,19 +341,9 @@ class _Experiments:
         whole = self._shares.whole
         if kind not in ("count", "number") and whole.before(name) & {*map(node_of, others)}:
             return True
-        rows = set(whole.rows.values())
-        of_others, of_rows = whole.after({*others}), whole.after(rows, {*others, *self._sizes})
-        behind, waiting = {node_of(name)}, [name]
-        while waiting:
-            tensor = waiting.pop()
-            for node in (node for node in whole.order if tensor in whole.inputs(node) and whole.nodes[node].op not in SIZES):
-                beside = [i for i in whole.inputs(node) if i != tensor and node_of(i) not in behind]
-                if any((i in others or node_of(i) in of_others) and (i in others or node_of(i) not in of_rows) for i in beside):
-                    return True
-                if not any(i in rows or node_of(i) in of_rows for i in beside) and node not in behind:
-                    behind.add(node)
-                    waiting += [output for output in self._shares.mixing.values if node_of(output) == node]
-        return False
+        of_others, of_rows = whole.after({*others}), whole.after({*whole.rows.values()}, {*others, *self._sizes})
+        beside = (tensor for _, tensors, _ in self._met(name, of_rows) for tensor in tensors)
+        return any(i in others or (node_of(i) in of_others and node_of(i) not in of_rows) for i in beside)
 
     @property
     def _sizes(self) -> set[str]:
@@ -362,26 +352,28 @@ class _Experiments:
         return {f"{name}:0" for name in whole.order if whole.nodes[name].op in SIZES}
 
     def _only_scales(self, name: str) -> bool:
-        """Return whether a number of all rows scales what is of each row, and is not added to it or multiplied with it.
+        """Return whether a number of all rows scales what is of each row, and is not added to it or multiplied with it."""
+        of_rows = self._shares.whole.after({*self._shares.whole.rows.values()}, self._sizes)
+        met = self._met(name, of_rows, through=("GatherV2",))
+        return all(operation in _SCALES for operation, _, meets_rows in met if meets_rows)
 
-        It is followed as long as it is combined with numbers alone.
+    def _met(self, name: str, of_rows: Collection[str], through: Collection[str] = ()) -> Iterator[tuple[str, list[str], bool]]:
+        """Yield what takes a number: the operation, what else it takes, and whether some of that is of rows.
+
+        The number is followed as long as it is combined with numbers alone, and through some operations.
         """
         whole = self._shares.whole
-        of_rows = whole.after(set(whole.rows.values()), self._sizes)
         behind, waiting = {node_of(name)}, [name]
         while waiting:
             tensor = waiting.pop()
-            for node in (node for node in whole.order if tensor in whole.inputs(node)):
-                if whole.nodes[node].op in SIZES:
-                    continue
-                others = [i for i in whole.inputs(node) if i != tensor and node_of(i) not in behind]
-                meets = [i for i in others if node_of(i) in of_rows or i in whole.rows.values()]
-                if whole.nodes[node].op == "GatherV2" or not meets:
+            for node in (node for node in whole.order if tensor in whole.inputs(node) and whole.nodes[node].op not in SIZES):
+                operation = whole.nodes[node].op
+                beside = [i for i in whole.inputs(node) if i != tensor and node_of(i) not in behind]
+                meets_rows = any(i in whole.rows.values() or node_of(i) in of_rows for i in beside)
+                yield operation, beside, meets_rows
+                if (operation in through or not meets_rows) and node not in behind:
                     behind.add(node)
                     waiting += [output for output in self._shares.mixing.values if node_of(output) == node]
-                elif whole.nodes[node].op not in _SCALES:
-                    return False
-        return True
 
 
 def _readers(forward: Forward) -> set[str]:

@@ -27,6 +27,7 @@ from emulate.evaluate.forward import (
     times_of_rows,
 )
 from emulate.evaluate.parts import node_of
+from emulate.grouping import grouped
 from emulate.imports import tf
 from emulate.trace import Array
 
@@ -137,9 +138,7 @@ class Mixing:
         depending = whole.after({name for name, layout in self._layouts.items() if layout != Layout()} | {*self.found})
         # Where all that an operation takes is what a share computes by itself, so is what it makes of it.
         each, alone = self._own_values(nodes, given), set[str](given)
-        of_node: dict[str, list[str]] = {}
-        for tensor in self.values:
-            of_node.setdefault(node_of(tensor), []).append(tensor)
+        of_node = grouped((node_of(tensor), tensor) for tensor in self.values)
         for name in (name for name in nodes if name in depending):
             outputs = of_node.get(name, [])
             inputs = [i for i in dict.fromkeys(whole.inputs(name)) if i in self.values]

@@ -37,6 +37,16 @@ def described(trace: Path, number: int) -> dict[str, Any]:
     return description
 
 
+def graph_of(trace: Path, number: int) -> tuple[Any, dict[int, Any]]:
+    """Return the GraphDef of a function, and by their place the captured tensors that are no variables."""
+    from tensorflow.core.framework import graph_pb2
+
+    folder = folder_of(trace) / str(number)
+    with np.load(folder / "constants.npz", allow_pickle=False) as values:
+        constants = {int(place): values[place] for place in values.files}
+    return graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes()), constants
+
+
 def fixed_batches(trace: Trace) -> set[int]:
     """Return the sizes of the batches for which the functions of a trace were made; nothing where they take any."""
     numbers = {event["function"] for _, event in trace.of("step")}

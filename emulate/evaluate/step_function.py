@@ -36,9 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from emulate.evaluate.parts import Part, Parts, State, described
+from emulate.evaluate.parts import Part, Parts, State, described, graph_of
 from emulate.imports import tf
-from emulate.recorder.functions import folder_of
 from emulate.trace import Array, Step
 
 Key = tuple[Any, ...]
@@ -218,10 +217,7 @@ class StepFunction:
     """
 
     def __init__(self, trace: Path, number: int, state: State) -> None:
-        from tensorflow.core.framework import graph_pb2
-
         about = described(trace, number)
-        folder = folder_of(trace) / str(number)
         by_record = [[(tuple(key), *rest) for key, *rest in record["tensors"]] for record in about["records"]]
         self.records = [
             Fetched(record["kind"], record["about"], {key: name for key, name, *_ in tensors})
@@ -241,9 +237,7 @@ class StepFunction:
         self._state = state
         self._routes: dict[tuple[int, tuple[str, ...], bool], Route] = {}
         self._to_updates: dict[bool, Route] = {}
-        with np.load(folder / "constants.npz", allow_pickle=False) as values:
-            constants = {int(place): values[place] for place in values.files}
-        graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
+        graph, constants = graph_of(trace, number)
         self._parts = Parts(graph, self._specs, self._captures, constants, state)
 
     def fits(self, rows: Mapping[Key, Any]) -> bool:

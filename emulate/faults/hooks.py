@@ -151,12 +151,7 @@ def _is_first_replica() -> bool:
     context = tf.distribute.get_replica_context()
     if context is None:
         return True
-    number = tf.get_static_value(context.replica_id_in_sync_group)
-    try:
-        local = len(context.strategy.extended.worker_devices)
-    except (RuntimeError, AttributeError):  # the default strategy has no devices to count
-        local = 1
-    return number is None or int(number) % max(1, local) == 0
+    return upstream.static_int(context.replica_id_in_sync_group) % upstream.num_local_replicas(context.strategy) == 0
 
 
 def _call(act: Callable[[], None], after: Any = ()) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
+from emulate.fix import whole_batch
 from emulate.fix.source import (
     CORE,
     Change,
@@ -23,17 +24,6 @@ from emulate.fix.source import (
     last_name,
     of_line,
     value_on_one_device,
-)
-from emulate.fix.whole_batch import (
-    aggregate_otherwise,
-    gather,
-    gather_pairs,
-    keep_rows,
-    reduce_all,
-    shard,
-    shard_once,
-    use_all_devices,
-    use_value_of_one_device,
 )
 
 _MEANS = ("reduce_mean", "mean", "compute_average_loss")
@@ -251,29 +241,29 @@ def _distribute(site: Site) -> Iterator[Proposal]:
 
 
 EDITS: dict[str, tuple[Edit, ...]] = {
-    "accumulation": (aggregate_otherwise,),
+    "accumulation": (whole_batch.aggregate_otherwise,),
     "batchnorm-local-statistics": (_synchronize,),
     "clip-before-reduce": (_clip_the_sum, _distribute),
-    "depends-on-replicas": (use_value_of_one_device, reduce_all),
+    "depends-on-replicas": (whole_batch.use_value_of_one_device, whole_batch.reduce_all),
     "double-all-reduce": (_sum_once, _divide_once),
     "empty-shard": (_divide_by_all_examples,),
     "framework-limit": (_distribute,),
-    "in-batch-negatives": (gather_pairs, gather),
-    "initial-weights": (use_value_of_one_device,),
+    "in-batch-negatives": (whole_batch.gather_pairs, whole_batch.gather),
+    "initial-weights": (whole_batch.use_value_of_one_device,),
     "local-normalization": (_count_over_replicas, _divide_by_all_examples, _distribute),
-    "loss-report": (reduce_all, _sum_instead_of_mean, _report_the_whole, _distribute),
+    "loss-report": (whole_batch.reduce_all, _sum_instead_of_mean, _report_the_whole, _distribute),
     "loss-scaling": (_divide_by_replicas, _divide_the_whole_loss, _divide_once, _distribute),
-    "missing-all-reduce": (_sum_gradients, reduce_all),
+    "missing-all-reduce": (_sum_gradients, whole_batch.reduce_all),
     "regularization-per-replica": (_scale_regularization,),
-    "replicas-missing": (use_all_devices,),
-    "samples-missing": (shard_once, use_value_of_one_device),
-    "samples-repeated": (use_value_of_one_device, shard),
-    "sparse-gradient": (keep_rows,),
+    "replicas-missing": (whole_batch.use_all_devices,),
+    "samples-missing": (whole_batch.shard_once, whole_batch.use_value_of_one_device),
+    "samples-repeated": (whole_batch.use_value_of_one_device, whole_batch.shard),
+    "sparse-gradient": (whole_batch.keep_rows,),
     "uneven-batch": (_divide_by_all_examples, _count_over_replicas, _distribute),
     "unseeded-hosts": (_seed,),
     "unseeded-randomness": (_seed,),
-    "update-scaling": (use_value_of_one_device,),
-    "variable-aggregation": (aggregate_otherwise,),
+    "update-scaling": (whole_batch.use_value_of_one_device,),
+    "variable-aggregation": (whole_batch.aggregate_otherwise,),
 }
 """The edits of each cause."""
 

@@ -69,11 +69,8 @@ def _see_waits(recorder: Recorder, names: SimpleNamespace) -> None:
 
     @around(names.worker, "_process_closure")
     def process_closure(process: Any, self: Any, closure: Any) -> None:
-        processing.here = True  # the worker's own thread brings the value too
-        try:
+        with processing.set(True):  # the worker's own thread brings the value too
             process(self, closure)
-        finally:
-            processing.here = False
 
     for name in ("fetch", "get"):
         _wrap_value(names.remote_value, name, recorder.coordinated)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
@@ -26,10 +25,11 @@ from emulate.point import around, caller, program_caller
 from emulate.recorder import Body, Recorder, current_body
 from emulate.recorder.rng_streams import Streams
 from emulate.recorder.row_keys import DRAWN, mixed
+from gpudist_core.state import PerThread
 
 SAMPLE = 8
 """So many numbers of a draw are kept: independent draws never agree in them, and a share of few rows has as many."""
-_bypass = threading.local()
+_bypass = PerThread(False)
 
 
 def install(recorder: Recorder) -> None:
@@ -138,7 +138,6 @@ def _candidates(recorder: Recorder, body: Body, place: int, original: Callable[.
     The operation goes on from its last draw each time that it runs, so it runs once here, for the true classes that any example
     may have: what it expects of them depends on the draw.
     """
-    del body
     number, seed = given.get("range_max", 0), recorder.plan.seed & 0x7FFFFFFF
     if not 0 < number <= 1 << 24:  # all candidates are none that is drawn; a table of more classes takes much memory
         return original(**given)
@@ -150,7 +149,6 @@ def _candidates(recorder: Recorder, body: Body, place: int, original: Callable[.
 
 def _shuffled(recorder: Recorder, body: Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Shuffle by keys: each example moves to the place of the next larger key, so the pairs do not depend on the order."""
-    del original
     value = tf.convert_to_tensor(given["value"])
     if value.shape.rank == 0:
         return value
@@ -179,20 +177,14 @@ def _named(body: Body, place: int) -> str:
     return f"{body.label} {place}"
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def unwatched() -> contextlib.AbstractContextManager[bool]:
     """Leave draws of this thread in the block unobserved and unchanged."""
-    outer = getattr(_bypass, "on", False)
-    _bypass.on = True
-    try:
-        yield
-    finally:
-        _bypass.on = outer
+    return _bypass.set(True)
 
 
 def are_unwatched() -> bool:
     """Return whether this thread makes draws that are not the program's."""
-    return bool(getattr(_bypass, "on", False))
+    return _bypass.value
 
 
 def _is_of_a_weight(body: Body, value: Any, place: int) -> bool:

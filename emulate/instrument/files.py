@@ -12,12 +12,12 @@ import importlib
 import os
 import stat
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from emulate import upstream
 from emulate.point import around, when_imported
+from gpudist_core.state import PerThread
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
@@ -54,7 +54,7 @@ class Paths:
         self._known: set[str] = set()
         self._read: set[str] = set()
         self._saved: set[str] = set()
-        self._busy = threading.local()
+        self._is_busy = PerThread(False)
 
     def install(self) -> None:
         """Watch from now on, to the end of the process."""
@@ -64,7 +64,7 @@ class Paths:
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         look = _LOOKS.get(event)
-        if look is None or getattr(self._busy, "now", False):
+        if look is None or self._is_busy.value:
             return
         if event == "open" and _reads(args):
             self.seen_reading(args[0])
@@ -99,15 +99,12 @@ class Paths:
     @contextlib.contextmanager
     def _looking(self) -> Iterator[bool]:
         """Have what gpudist opens in this block not seen; yield False where it is in one, or a child of the program asks."""
-        if getattr(self._busy, "now", False) or os.getpid() != self._pid:
+        if self._is_busy.value or os.getpid() != self._pid:
             yield False
             return
-        self._busy.now = True
-        try:
-            with contextlib.suppress(OSError, ValueError):  # a path that the program itself cannot open either
-                yield True
-        finally:
-            self._busy.now = False
+        # A path may be one that the program itself cannot open either.
+        with self._is_busy.set(True), contextlib.suppress(OSError, ValueError):
+            yield True
 
     def _watch_tensorflow(self) -> None:
         for owner, name, path_of in upstream.file_writers():

@@ -47,7 +47,8 @@ def wrap(
     """
 
     def replica_body(inner: Any, *args: Any, **kwargs: Any) -> Any:
-        with Body(label) as body:
+        body = Body(label)
+        with body.running():
             recorder.replica_seen(body.replica)
             recorder.coordinated.see_run()
             once = functools.partial(_call_once, recorder, interventions, body)

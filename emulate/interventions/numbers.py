@@ -8,19 +8,19 @@ import numbers
 import operator
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from emulate import upstream
 from emulate.imports import tf
 from emulate.point import instead_of
 from emulate.recorder import Replay
+from gpudist_core.state import PerThread
 
 _NO_HOST = "no-worker.invalid"
 _KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
 
-_number = threading.local()
+_number: PerThread[int | None] = PerThread(None)
 
 
 def tell_numbers(replay: Replay) -> None:
@@ -49,8 +49,7 @@ def see_numbers(asked: Callable[[], None]) -> None:
         if _module_above().startswith(_KNOWS_BETTER):
             return original(self)
         asked()
-        number = getattr(_number, "told", None)
-        return original(self) if number is None else tf.constant(number, tf.int32)
+        return original(self) if _number.value is None else tf.constant(_number.value, tf.int32)
 
 
 def see_counts(asked: Callable[[], None]) -> None:
@@ -68,15 +67,9 @@ def see_counts(asked: Callable[[], None]) -> None:
             return original(self)
 
 
-@contextlib.contextmanager
-def numbered(number: int | None) -> Iterator[None]:
+def numbered(number: int | None) -> contextlib.AbstractContextManager[int | None]:
     """Set the number that this thread's replica step reads; None for its own."""
-    outer = getattr(_number, "told", None)
-    _number.told = number
-    try:
-        yield
-    finally:
-        _number.told = outer
+    return _number.set(number)
 
 
 def _module_above() -> str:
@@ -159,21 +152,6 @@ class ReplicaCount:
     def __index__(self) -> int:
         return self._number
 
-    def __int__(self) -> int:
-        return self._number
-
-    def __float__(self) -> float:
-        return float(self._number)
-
-    def __bool__(self) -> bool:
-        return bool(self._number)
-
-    def __hash__(self) -> int:
-        return hash(self._number)
-
-    def __repr__(self) -> str:
-        return repr(self._number)
-
     def __format__(self, spec: str) -> str:
         return format(self._number, spec)
 
@@ -191,6 +169,12 @@ def _right(name: str) -> Callable[[ReplicaCount, Any], Any]:
     return lambda self, other: apply(other, self._beside(other))
 
 
+def _of_number(convert: Callable[[int], Any]) -> Callable[[ReplicaCount], Any]:
+    return lambda self: convert(self._number)
+
+
+for _convert in (int, float, bool, hash, repr):
+    setattr(ReplicaCount, f"__{_convert.__name__}__", _of_number(_convert))
 for _operator in ("add", "sub", "mul", "floordiv", "mod", "pow"):
     setattr(ReplicaCount, f"__{_operator}__", _left(_operator))
     setattr(ReplicaCount, f"__r{_operator}__", _right(_operator))

@@ -14,7 +14,7 @@ from emulate.imports import tf
 from emulate.interventions.numbers import numbered
 from emulate.interventions.switches import numbers_of_shares
 from emulate.recorder import Body, Replay, shard_of
-from emulate.trace import Array, Step, Trace, entries_of_examples, joined, local_slice, row_positions
+from emulate.trace import Array, Step, StoredArray, Trace, entries_of_examples, joined, local_slice, row_positions
 from emulate.upstream import Names, is_floating
 
 Call = Callable[[Callable[..., Any], Any, Any], Any]
@@ -114,11 +114,8 @@ def _static_rows(value: Any) -> int | None:
 def _num_rows(value: Any) -> Any:
     if isinstance(value, tf.RaggedTensor):
         return tf.cast(value.nrows(), tf.int32)
-    return (
-        tf.cast(tf.shape(value)[0], tf.int32)
-        if not isinstance(value, tf.SparseTensor)
-        else tf.cast(value.dense_shape[0], tf.int32)
-    )
+    shape = value.dense_shape if isinstance(value, tf.SparseTensor) else tf.shape(value)
+    return tf.cast(shape[0], tf.int32)
 
 
 def _gathered(value: Any, order: Any, number: Any) -> Any:
@@ -286,9 +283,9 @@ class Rows:
 
     def _rows(self, steps: list[Step], place: int, share: int | None) -> Any:
         if share is None or not self._plan.regrouped:
-            return joined([_read(step, place) for step in self._chosen(steps, share)])
-        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, k)) for k in range(self._plan.shares)]
-        everything = joined([_read(step, place) for step in steps])
+            return joined([_examples(step, place).read() for step in self._chosen(steps, share)])
+        sizes = [sum(_examples(step, place).shape[0] for step in self._chosen(steps, k)) for k in range(self._plan.shares)]
+        everything = joined([_examples(step, place).read() for step in steps])
         of_example = np.arange(len(everything)) // _times(steps)[place]
         dealt = everything[np.argsort(of_example % self._plan.shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
@@ -296,8 +293,9 @@ class Rows:
     def _shape(self, like: list[Step], place: int, share: int | None) -> list[int | None]:
         """Return the static shape of an input: the number of rows and each width, where it is the same in all such steps."""
         alike = [self._chosen(steps, share) for steps in self._steps if steps[0].row_inputs == like[0].row_inputs]
-        rows = {sum(_shape(step, place)[0] for step in steps) for steps in alike}
-        widths = [{*sizes} for sizes in zip(*(_shape(step, place)[1:] for steps in alike for step in steps), strict=True)]
+        shapes = [[_examples(step, place).shape for step in steps] for steps in alike]
+        rows = {sum(shape[0] for shape in of_share) for of_share in shapes}
+        widths = [{*sizes} for sizes in zip(*(shape[1:] for of_share in shapes for shape in of_share), strict=True)]
         return [sizes.pop() if len(sizes) == 1 else None for sizes in (rows, *widths)]
 
 
@@ -317,13 +315,7 @@ def common_input(steps: Sequence[Step], place: int) -> Array | None:
     return values[0] if values and is_same else None
 
 
-def _shape(step: Step, place: int) -> tuple[int, ...]:
+def _examples(step: Step, place: int) -> StoredArray:
     array = step.inputs[place]
     assert array is not None
-    return array.shape
-
-
-def _read(step: Step, place: int) -> Any:
-    array = step.inputs[place]
-    assert array is not None
-    return array.read()
+    return array

@@ -75,11 +75,6 @@ class Forecast:
     input_per_second: float | None
     basis: tuple[str, ...]
 
-    @property
-    def collectives(self) -> list[dict[str, Any]]:
-        """Return kind, bytes and number of gradients of the collectives of a step, in order."""
-        return _collectives(self.recorded)
-
     def by_num_gpus(self) -> list[Row]:
         """Return one row for each number of GPUs, the smallest first."""
         return sorted({row.num_gpus: row for row in self.rows}.values(), key=lambda row: row.num_gpus)
@@ -94,7 +89,7 @@ class Forecast:
             "batch_per_gpu": program.batch,
             "parameters": program.parameters,
             "flops_per_step": program.flops,
-            "collectives": self.collectives,
+            "collectives": program.collectives,
             "gradients": [asdict(gradient) for gradient in program.gradients],
             "examples": self.examples,
             "one_gpu_per_second": self.one_gpu_per_second,
@@ -103,14 +98,6 @@ class Forecast:
             "input_per_second": self.input_per_second,
             "basis": list(self.basis),
         }
-
-
-def _collectives(program: Recorded) -> list[dict[str, Any]]:
-    """Return the collectives of a step in order: one for all dense gradients, one for each sparse one."""
-    dense = [gradient for gradient in program.gradients if not gradient.is_sparse]
-    sparse = [gradient for gradient in program.gradients if gradient.is_sparse]
-    collectives = [{"kind": "all-reduce", "bytes": program.gradient_bytes, "gradients": len(dense)}] if dense else []
-    return collectives + [{"kind": "all-gather", "bytes": gradient.num_bytes, "gradients": 1} for gradient in sparse]
 
 
 def make_forecast(
@@ -253,7 +240,7 @@ def _smallest_batch(model: StepModel, count: int) -> int | None:
 def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequence[Measured]) -> list[str]:
     """Return what the forecast rests on, sentence by sentence."""
     said = [
-        *(_about(collective) for collective in _collectives(recorded)),
+        *(_about(collective) for collective in recorded.collectives),
         "Links: " + ("a measured table of this machine and NCCL's model." if model.machine.tables else "NCCL's model."),
     ]
     if before.work.is_measured:

@@ -83,12 +83,27 @@ class Recorded:
     @property
     def gradient_bytes(self) -> int:
         """Return the size of all dense gradients in bytes."""
-        return sum(gradient.num_bytes for gradient in self.gradients if not gradient.is_sparse)
+        return sum(gradient.num_bytes for gradient in self._dense)
 
     @property
     def gathered_bytes(self) -> int:
         """Return the size of all sparse gradients in bytes."""
-        return sum(gradient.num_bytes for gradient in self.gradients if gradient.is_sparse)
+        return sum(gradient.num_bytes for gradient in self._sparse)
+
+    @property
+    def collectives(self) -> list[dict[str, Any]]:
+        """Return the collectives of a step in order: one for all dense gradients, one for each sparse one."""
+        one = {"kind": "all-reduce", "bytes": self.gradient_bytes, "gradients": len(self._dense)}
+        each = [{"kind": "all-gather", "bytes": gradient.num_bytes, "gradients": 1} for gradient in self._sparse]
+        return [one, *each] if self._dense else each
+
+    @property
+    def _dense(self) -> list[Gradient]:
+        return [gradient for gradient in self.gradients if not gradient.is_sparse]
+
+    @property
+    def _sparse(self) -> list[Gradient]:
+        return [gradient for gradient in self.gradients if gradient.is_sparse]
 
 
 _SERVERS = re.compile(r"ParameterServerStrategy|parameter_server_strategy")

@@ -197,8 +197,7 @@ def edited(file: str) -> bytes | None:
 
 def source_loader(name: str, file: str) -> SourceFileLoader:
     """Return the loader of a source file: of its edited source where there is one."""
-    text = edited(file)
-    return SourceFileLoader(name, file) if text is None else _EditedSource(name, file, text)
+    return SourceFileLoader(name, file) if edited(file) is None else _EditedSource(name, file)
 
 
 def _update_linecache(
@@ -214,12 +213,8 @@ def _update_linecache(
 
 
 class _EditedSource(SourceFileLoader):
-    def __init__(self, name: str, path: str, text: bytes) -> None:
-        super().__init__(name, path)
-        self._text = text
-
     def get_data(self, path: str) -> bytes:
-        return self._text
+        return _texts[os.path.realpath(path)]
 
     def path_stats(self, path: str) -> dict[str, float]:
         raise OSError(path)  # so that importlib neither reads nor writes bytecode

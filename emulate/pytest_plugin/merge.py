@@ -7,13 +7,13 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from emulate.cluster.restarts import telling
+from emulate.grouping import grouped
 from emulate.program import shorten_traceback
 from emulate.pytest_plugin import upstream
 
@@ -177,7 +177,7 @@ class _Merger:
         if failing:
             groups = _by_failure([(run, report.longrepr) for run, report in failing])
             others = [pair for pair in reports if pair not in failing]
-            self._tell(merged, groups, _joined(others, lambda report: _kind(report) + _reason(report)))
+            self._tell(merged, groups, _joined(others))
         else:
             self._agree(merged, reports)
         written = [(run.name, title, text) for run, report in reports for title, text in report.sections]
@@ -186,9 +186,9 @@ class _Merger:
 
     def _whole(self, phase: str, reports: list[pytest.TestReport]) -> pytest.TestReport:
         """Return the phase as passed, with the duration of its slowest host."""
-        if not reports:
-            return _empty(self._item, phase)
         merged = _empty(self._item, phase)
+        if not reports:
+            return merged
         merged.__dict__.update({k: v for k, v in reports[0].__dict__.items() if k not in merged.__dict__ and k != "wasxfail"})
         merged.keywords = dict(reports[0].keywords)
         merged.duration = max(report.duration for report in reports)
@@ -206,7 +206,7 @@ class _Merger:
             if hasattr(first, "wasxfail"):
                 merged.wasxfail = first.wasxfail
             return
-        said = _joined(reports, lambda report: _kind(report) + _reason(report))
+        said = _joined(reports)
         text = (
             f"All hosts of a test must agree on what becomes of it: passed, skipped or failed. Received: {said}. "
             "Skip, or expect a failure, on every host."
@@ -317,10 +317,9 @@ def _reason(report: pytest.TestReport) -> str:
     return ""
 
 
-def _joined(reports: list[tuple[HostRun, pytest.TestReport]], describe: Callable[[pytest.TestReport], str]) -> str:
-    said: dict[str, list[str]] = {}
-    for run, report in reports:
-        said.setdefault(describe(report), []).append(run.name)
+def _joined(reports: list[tuple[HostRun, pytest.TestReport]]) -> str:
+    """Return what became of a test on which hosts."""
+    said = grouped((f"{_kind(report)}{_reason(report)}", run.name) for run, report in reports)
     return ", ".join(f"{text} on {_names(names, len(reports))}" for text, names in said.items())
 
 
@@ -350,9 +349,7 @@ def _last_lines(output: str) -> str:
 
 def _shared_sections(written: list[tuple[str, str, str]], number: int) -> list[tuple[str, str]]:
     """Return the hosts' output, the same text once."""
-    writers: dict[tuple[str, str], list[str]] = {}
-    for name, title, text in written:
-        writers.setdefault((title, text), []).append(name)
+    writers = grouped(((title, text), name) for name, title, text in written)
     if number == 1:
         return list(writers)
     return [(f"{title} on {_names(names, number)}", text) for (title, text), names in writers.items()]
@@ -360,10 +357,7 @@ def _shared_sections(written: list[tuple[str, str, str]], number: int) -> list[t
 
 def _shared_properties(runs: list[HostRun], reports: list[pytest.TestReport]) -> list[tuple[str, object]]:
     """Return what tests record: once if all hosts record the same, else under the host's name."""
-    recorded: dict[str, list[object]] = {}
-    for report in reports:
-        for name, value in report.user_properties:
-            recorded.setdefault(name, []).append(value)
+    recorded = grouped(pair for report in reports for pair in report.user_properties)
     merged: list[tuple[str, object]] = []
     for name, values in recorded.items():
         if all(value == values[0] for value in values):

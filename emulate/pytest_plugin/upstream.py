@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from emulate.errors import UsageError
+from emulate.point import instead_of
 
 
 def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Path]) -> pytest.Config:
@@ -38,11 +39,9 @@ def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Pat
         path = next(paths, None)
         return real(*args, **kwargs) if path is None else path.open("w+b", buffering=0)
 
-    capture.TemporaryFile = named_file
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "TemporaryFile", named_file)
         return Config.fromdictargs(options, args)
-    finally:
-        capture.TemporaryFile = real
 
 
 def plugin_modules(config: pytest.Config) -> list[str]:
@@ -189,13 +188,11 @@ def keep_marks_of_absl() -> None:
     iterator = getattr(parameterized, "_ParameterizedTestIter", None)
     if iterator is None:
         return
-    real = iterator.__iter__
 
-    def with_marks(self: Any) -> Any:
+    @instead_of(iterator, "__iter__")
+    def with_marks(real: Any, self: Any) -> Any:
         for test in real(self):
             marks = self.__dict__.get("pytestmark", [])
             if marks:
                 test.pytestmark = [*getattr(test, "pytestmark", []), *marks]
             yield test
-
-    iterator.__iter__ = with_marks

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, final
 
-from emulate.imports import tf
+from emulate import graph_functions
+from gpudist_core.state import PerThread
 
-processing = threading.local()
-"""Has `here` in the thread of a worker, while that brings the value of a function."""
+processing = PerThread(False)
+"""Whether this is the thread of a worker that brings the value of a function."""
 
 
 @final
@@ -66,16 +66,12 @@ class Coordinated:
         """Note that the program has seen the end of a function, or of all."""
         if number is None:
             self._waiting.clear()
-        elif not getattr(processing, "here", False):
+        elif not processing.value:
             self._waiting.discard(number)
 
 
 def _mark(graphs: weakref.WeakSet[Any]) -> bool:
     """Remember the graph that is being built, and those around it; False in eager code."""
-    if tf.executing_eagerly():
-        return False
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        graphs.add(graph)
-        graph = getattr(graph, "outer_graph", None)
-    return True
+    built = list(graph_functions.graphs_being_built())
+    graphs.update(built)
+    return bool(built)

@@ -137,7 +137,6 @@ class ProbePlan:
         keeps_xla: A function with `jit_compile=True` runs under XLA, and is recorded by what leaves it.
         compiled: What `Strategy.run` calls in eager code is compiled, so that its steps are functions that can be kept.
         functions: What the program calls as a `tf.function` on one device is what `Strategy.run` calls elsewhere.
-        precision: `float32` or `float64`: Keras's float type.
         resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
         begun: Of a program that may be started again how many steps each optimizer had made before its very first start; None
             where nobody asks.
@@ -171,7 +170,6 @@ class ProbePlan:
     times_input: bool = False
     leads: bool = False
     keeps_xla: bool = False
-    precision: str = "float32"
     resumed: bool = False
     begun: Mapping[str, int] | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, final
@@ -12,13 +11,14 @@ from emulate import graph_functions, upstream
 from emulate.imports import tf
 from emulate.recorder.lines.step import StepLines
 from emulate.recorder.row_keys import RowKeys
+from gpudist_core.state import PerThread
 
-_bodies = threading.local()
+_body: PerThread[Body | None] = PerThread(None)
 
 
 def current_body() -> Body | None:
     """Return the body that this thread runs, or None."""
-    return getattr(_bodies, "body", None)
+    return _body.value
 
 
 @final
@@ -81,13 +81,9 @@ class Body:
         self.reduces = False
         self.lines: StepLines | None = None
 
-    def __enter__(self) -> Body:
-        self._outer = current_body()
-        _bodies.body = self
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        _bodies.body = self._outer
+    def running(self) -> contextlib.AbstractContextManager[Body | None]:
+        """Make this the body that this thread runs, until the block ends."""
+        return _body.set(self)
 
     @property
     def number(self) -> Any:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from emulate import graph_functions
+from emulate.grouping import grouped
 from emulate.program import described, innermost
 from emulate.recorder.host_trace import HostTrace
 from emulate.recorder.lines import stack_lines, walks
 from emulate.recorder.lines.stack_lines import Operations
 from emulate.recorder.lines.step import StepLines, owner
-from emulate.recorder.lines.walks import ReplicaGraph
 from emulate.recorder.replica_call import Body, current_body
 
 _MOST_TRACES = 4
@@ -89,10 +89,7 @@ class Lines:
         if body.label in self._described:
             return
         graphs = [(replica, step, graph) for replica, step in self._steps.items() if (graph := step.graph()) is not None]
-        by_content: dict[str, list[tuple[int, StepLines, ReplicaGraph]]] = {}
-        for item in graphs:
-            by_content.setdefault(json.dumps(item[2].content()), []).append(item)
-        for alike in by_content.values():
+        for alike in grouped((json.dumps(graph.content()), (replica, step, graph)) for replica, step, graph in graphs).values():
             _, step, graph = alike[0]
             about = {"function": body.label, "replicas": [r for r, _, _ in alike], "rows": sorted(step.numbers_of_rows - {0})}
             self.write({"event": "graph", **about, **graph.content(), **step.places(graph)})

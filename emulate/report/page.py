@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from emulate.told import number
+from emulate.told import counted, number
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Difference
@@ -163,7 +163,7 @@ def where(difference: Difference) -> str:
     step = f"step {difference.step}"
     parts = [f"at {step}" if difference.report is None else f"at report {difference.report} (after {step})"]
     if difference.kind == "final-weight":
-        parts = [f"after all {one_of(difference.step, 'step')}"]
+        parts = [f"after all {counted(difference.step, 'step')}"]
     for name in ("replica", "host", "optimizer"):
         value = getattr(difference, name)
         if value is not None:
@@ -179,8 +179,3 @@ def against_noise(difference: Difference) -> str:
     if not noise or not math.isfinite(error / noise):
         return f"error {number(error)}, noise {number(noise)}"
     return f"error {number(error)}, {number(error / noise)} times the noise of {number(noise)}"
-
-
-def one_of(count: int, noun: str) -> str:
-    """Return `1 step` or `20 steps`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

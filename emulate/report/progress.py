@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from emulate.progress import Progress
-from emulate.report.page import one_of
+from emulate.told import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -61,11 +61,7 @@ class PlainProgress(_Count):
         """Print how it ended, after how many steps and seconds."""
         seconds = time.monotonic() - self._started.get(label, time.monotonic())
         steps = self._steps.get(label)
-        self._print(f"{label}: {outcome}" + (f", {one_of(steps, 'step')}" if steps else "") + f", {seconds:.1f} s")
-
-    def note(self, text: str) -> None:
-        """Print it."""
-        self._print(text)
+        self._print(f"{label}: {outcome}" + (f", {counted(steps, 'step')}" if steps else "") + f", {seconds:.1f} s")
 
     def _print(self, text: str) -> None:
         with self._lock:
@@ -103,10 +99,6 @@ class LiveProgress(_Count):
             self._ended.append(task)
             for older in self._ended[:-_SHOWN_ENDED]:
                 self._display.update(older, visible=False)
-
-    def note(self, text: str) -> None:
-        """Print it above the lines."""
-        self._display.print(text, markup=False, highlight=False)
 
 
 @contextmanager

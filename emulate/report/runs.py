@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from emulate.grouping import grouped
 from emulate.program import hint_for, shorten_traceback, trim_traceback
-from emulate.report.page import STYLES, Page, Span, against_noise, one_of, tensor, where
-from emulate.told import number, told_apart
+from emulate.report.page import STYLES, Page, Span, against_noise, tensor, where
+from emulate.told import counted, number, told_apart
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import FaultReport, Finding, Run
@@ -30,13 +31,12 @@ _AGREES = ("equivalent", "by-design")
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Return groups of runs with the same verdict and causes."""
-    groups: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
-        ends_early = run.steps_run.stopped or run.non_finite_after is not None
-        says_more = run.causes or run.notes or run.not_compared or run.faults or ends_early or run.step_graph
-        if run.verdict != "equivalent" or says_more:
-            groups.setdefault(_key(run), []).append(run)
-    return list(groups.values())
+    return list(grouped((_key(run), run) for run in runs if run.verdict != "equivalent" or _says_more(run)).values())
+
+
+def _says_more(run: Run) -> bool:
+    ends_early = run.steps_run.stopped or run.non_finite_after is not None
+    return bool(run.causes or run.notes or run.not_compared or run.faults or ends_early or run.step_graph)
 
 
 def _key(run: Run) -> tuple[object, ...]:
@@ -78,7 +78,7 @@ def add_group(page: Page, runs: Sequence[Run], told_causes: ToldCauses) -> None:
         stack = text.splitlines()
         page.verbatim("\n".join(stack[:_STACK_LINES]), indent=4, style="dim")
         if len(stack) > _STACK_LINES:
-            page.line(("    ... " + one_of(len(stack) - _STACK_LINES, "more line") + " (all of them with --json)", "dim"))
+            page.line(("    ... " + counted(len(stack) - _STACK_LINES, "more line") + " (all of them with --json)", "dim"))
     for at, cause in enumerate(first.causes):
         causes, topologies = [run.causes[at] for run in runs], [run.topology for run in runs]
         if cause.allowed:
@@ -102,15 +102,15 @@ def headline(runs: Sequence[Run]) -> str:
         return "divergent" + (f" from step {steps.pop()} on" if len(steps) == 1 else "")
     if run.is_of_reference:
         other = "reference" if run.against is None else "second arm"
-        return f"{run.verdict}: the {other} failed; here the program finished, after {one_of(run.steps, 'step')}"
+        return f"{run.verdict}: the {other} failed; here the program finished, after {counted(run.steps, 'step')}"
     if run.verdict == "hung":
         how = {"hang": "no host could continue", "timeout": "it ran out of time"}.get(run.reason or "", run.reason or "")
-        return f"hung: {how}, after {'a fault' if run.faults else one_of(run.steps, 'step')}"
+        return f"hung: {how}, after {'a fault' if run.faults else counted(run.steps, 'step')}"
     if run.verdict == "failed" and run.faults:
         return "failed: the program did not finish after a fault"
     if run.verdict == "failed":
         how = "raised" if "Traceback" in (run.failure or "Traceback") else "ended"
-        return f"failed: the program {how} after {one_of(run.steps, 'step')}"
+        return f"failed: the program {how} after {counted(run.steps, 'step')}"
     if run.verdict == "unverified":
         what = "not everything that must agree could be compared" if run.worst is not None else "nothing could be compared"
         return f"unverified: {what}" + (f" ({run.reason})" if run.reason else "")
@@ -125,13 +125,13 @@ def _as_far_as_run(runs: Sequence[Run], joint: str) -> str:
     non_finite = "" if lost is None else f"; after step {lost} weights are not finite, on one device too"
     if not made.stopped:
         return non_finite
-    text = f"{joint}in the first {one_of(runs[0].steps, 'step')}{non_finite}"
+    text = f"{joint}in the first {counted(runs[0].steps, 'step')}{non_finite}"
     if made.epoch_complete is not False:
         return text
     if made.last_batch_examples is None:
         return f"{text}; an epoch has {made.epoch_batches} batches"
     replicas = ", ".join(str(number) for number in sorted({run.replicas for run in runs}))
-    examples = one_of(made.last_batch_examples, "example")
+    examples = counted(made.last_batch_examples, "example")
     return f"{text}; the last batch of an epoch ({examples} on {replicas} replicas) was not run"
 
 
@@ -141,11 +141,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _each_text(runs: Sequence[Run], label: str, of: Callable[[Run], str]) -> Iterator[tuple[str, str]]:
-    by_text: dict[str, list[str]] = {}
-    for run in runs:
-        if text := of(run):
-            by_text.setdefault(text, []).append(run.topology)
-    for text, topologies in by_text.items():
+    for text, topologies in grouped((text, run.topology) for run in runs if (text := of(run))).items():
         yield (label if len(topologies) == len(runs) else f"{label} ({', '.join(topologies)})"), text
 
 
@@ -222,9 +218,7 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
     page.blank()
     see = (f"  as on {before}, see above" if before else "", "dim")
     page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"), see)
-    by_summary: dict[str, list[str]] = {}
-    for other, topology in zip(causes, topologies, strict=True):
-        by_summary.setdefault(other.summary, []).append(topology)
+    by_summary = grouped((other.summary, topology) for other, topology in zip(causes, topologies, strict=True))
     for summary, those in by_summary.items():
         page.text(f"On {', '.join(those)}: {summary}" if len(by_summary) > 1 else summary, indent=5)
     # The lines to blame as compilers show them: the place, then the line of the source.
@@ -233,7 +227,7 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
         page.line("     ", ("--> ", "dim"), (location.place, "bold cyan"), stage)
         page.line("       ", (" | ", "dim"), _cut(location.text, max(page.width - 10, 20)))
     if (more := len(cause.locations) - _LOCATIONS) > 0:
-        page.line((f"         ... {one_of(more, 'more line')} (--json)", "dim"))
+        page.line((f"         ... {counted(more, 'more line')} (--json)", "dim"))
     if before:
         return
     differ = len({other.evidence for other in causes}) > 1
@@ -301,11 +295,11 @@ def outcome(fault: FaultReport) -> str:
 def _after(fault: FaultReport) -> str:
     if not fault.restarts:
         return " without a restart"
-    times = one_of(fault.restarts, "restart")
+    times = counted(fault.restarts, "restart")
     if not fault.went_on_from:
         return f" after {times}"
     made = fault.went_on_from[-1]
-    where = f"after {one_of(made, 'step')}" if made else "from the beginning"
+    where = f"after {counted(made, 'step')}" if made else "from the beginning"
     return f" after {times}, resumed {where}"
 
 
@@ -365,4 +359,4 @@ def _library(file: str) -> str | None:
 
 def _counted(run: list[_StackPart]) -> str:
     names = ", ".join(dict.fromkeys(part.library or "" for part in run))
-    return " " * run[0].indent + f"... {len(run)} frame{'s' if len(run) > 1 else ''} of {names}"
+    return " " * run[0].indent + f"... {counted(len(run), 'frame')} of {names}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from emulate.errors import ByDesignWarning
+from emulate.grouping import grouped
 from emulate.program import shorten_traceback
 from emulate.report.page import DIVERGES, MARKS, PLAIN_WIDTH, STYLES, Page, Span, width_of
 from emulate.report.runs import ToldCauses, add_group, add_hint, groups_of, last_line
@@ -117,9 +118,7 @@ def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
 
 def by_design_text(verdict: Verdict) -> str:
     """Return the warning about topologies whose verdict is `by-design`; empty where there is none."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for topology, codes in verdict.by_design.items():
-        groups.setdefault(codes, []).append(topology)
+    groups = grouped((codes, topology) for topology, codes in verdict.by_design.items())
     differences = "; ".join(f"{', '.join(codes)} on {', '.join(names)}" for codes, names in groups.items())
     return f"The program differs from one device only by design of TensorFlow and Keras: {differences}." if differences else ""
 

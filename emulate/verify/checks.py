@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
 
 from emulate.errors import Unavailable, UsageError
 from emulate.faults import Fault
@@ -16,6 +13,7 @@ from emulate.told import Told, told
 from emulate.topology import Topology
 from emulate.verify.recorded import differing, same_weights
 from emulate.verify.result import RunResult
+from gpudist_core.machine import free_memory
 
 MIB = 1 << 20
 MOST_PER_HOST = ProbePlan.budget
@@ -25,11 +23,6 @@ HOST_MEMORY = 120 * MIB
 PARENT_MEMORY = 400 * MIB
 _RUNS_BESIDE_TOPOLOGIES = 10  # the reference, its repeat, its noise; some of them replayed
 _RUNS_PER_TOPOLOGY = 4
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_USES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
-_STATISTICS = ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat")
-_RECLAIMED = ("total_inactive_file", "inactive_file")
-"""Counters of page cache that the kernel can free, although it counts as the container's memory use."""
 
 
 def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, Told]:
@@ -89,29 +82,6 @@ def num_processes(topology: Topology) -> int:
     if topology.is_virtual:
         return 1
     return topology.num_hosts + (topology.num_ps + 1 if topology.num_ps else 0)
-
-
-def free_memory() -> int:
-    """Return the bytes that are available without swapping, within the container's limit."""
-    free = int(psutil.virtual_memory().available)
-    limit, used = (_number_in(paths) for paths in (_LIMITS, _USES))
-    return free if limit is None or used is None else min(free, max(0, limit - used + _reclaimable(_STATISTICS)))
-
-
-def _reclaimable(paths: Sequence[str]) -> int:
-    text = next((Path(path).read_text(encoding="ascii") for path in paths if os.path.exists(path)), "")
-    numbers = dict(line.split(maxsplit=1) for line in text.splitlines() if line.count(" ") == 1)
-    return next((int(numbers[name]) for name in _RECLAIMED if name in numbers), 0)
-
-
-def _number_in(paths: Sequence[str]) -> int | None:
-    for path in paths:
-        if os.path.exists(path):
-            try:
-                return int(Path(path).read_text(encoding="ascii"))
-            except (OSError, ValueError):  # "max": no limit
-                return None
-    return None
 
 
 NOT_SEEN = told("virtual-replicas")(

@@ -23,6 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
+from emulate.grouping import grouped
 from emulate.told import Told, told
 from emulate.trace import Trace
 from emulate.verify.compared_runs import Runs, complete
@@ -385,25 +386,6 @@ def compare(
     )
 
 
-def compare_enough(reference: Trace, topology: Trace, noise: Sequence[Trace]) -> Comparison:
-    """Compare with the first noise run, and with all of them only where that leaves a difference.
-
-    Each further run makes the noise floor wider or leaves it as it is: what agrees beside one agrees beside all.
-
-    Args:
-        reference: The run on one device.
-        topology: The run to judge.
-        noise: Replays of the reference, which may be made as they are asked for.
-
-    Returns:
-        The comparison.
-    """
-    first = compare(reference, topology, noise[:1])
-    if first.is_equivalent or len(noise) == len(noise[:1]):
-        return first
-    return compare(reference, topology, noise)
-
-
 def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:
     """Return whether the gradients agree up to and in the step that differed before, and a difference would be visible."""
     if again is None:
@@ -522,10 +504,8 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
 
 def _amplified(points: Sequence[Point]) -> tuple[int, float] | None:
     """Return from which step on a large part of a gradient can hide below the noise floor, and which part; or None."""
-    floors: dict[int, list[float]] = {}
-    for p in points:
-        if p.measure.key.kind == "gradient" and p.measure.scale > 0:
-            floors.setdefault(p.step, []).append(FACTOR * p.noise / p.measure.scale)
+    of_gradients = [p for p in points if p.measure.key.kind == "gradient" and p.measure.scale > 0]
+    floors = grouped((p.step, FACTOR * p.noise / p.measure.scale) for p in of_gradients)
     hidden = {step: float(np.median(shares)) for step, shares in sorted(floors.items())}
     least = max(_HIGH, 10 * next(iter(hidden.values()), 0.0))
     onset = next((step for step, share in hidden.items() if share > least), None)

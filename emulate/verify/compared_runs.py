@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -118,32 +117,11 @@ class Rounding:
 _PARALLEL = 0.99
 
 
+@lru_cache(maxsize=32)
 def aggregation(topology: Trace, reference: Trace, optimizer: str) -> str:
     """Return `sum` or `mean`."""
-    return _measured(_Pair(topology, reference), optimizer)
-
-
-class _Pair:
-    """Hold two traces, identified by their folders."""
-
-    def __init__(self, topology: Trace, reference: Trace) -> None:
-        self.topology, self.reference = topology, reference
-
-    @property
-    def _folders(self) -> tuple[Path, Path]:
-        return self.topology.directory, self.reference.directory
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Pair) and self._folders == other._folders
-
-    def __hash__(self) -> int:
-        return hash(self._folders)
-
-
-@lru_cache(maxsize=32)
-def _measured(pair: _Pair, optimizer: str) -> str:
-    said = stated_aggregation(pair.topology, optimizer)
-    ours, theirs = pair.topology.steps(optimizer), pair.reference.steps(optimizer)
+    said = stated_aggregation(topology, optimizer)
+    ours, theirs = topology.steps(optimizer), reference.steps(optimizer)
     if said == "replicated":
         return "mean"
     if not ours or not theirs or len(ours[0]) < 2 or said == "sum":
@@ -152,8 +130,8 @@ def _measured(pair: _Pair, optimizer: str) -> str:
     first = next((k for k in steps if any(_any(local) for local in ours[k].values())), 0)
     if _has_summed(ours[first]):
         return "mean"
-    added, whole = _gradients(pair, optimizer, first)
-    moved, expected = _updates(pair, optimizer, first)
+    added, whole = _gradients(ours[first], theirs[first])
+    moved, expected = updates(topology, reference, optimizer, first)
     if not np.dot(whole, whole) or not np.dot(added, whole):
         return "sum"
     factor = float(np.dot(added, whole) / np.dot(whole, whole))
@@ -194,9 +172,8 @@ def _has_summed(step: StepOfAll) -> bool:
     )
 
 
-def _gradients(pair: _Pair, optimizer: str, step: int) -> tuple[Floats, Floats]:
+def _gradients(ours: StepOfAll, theirs: StepOfAll) -> tuple[Floats, Floats]:
     """Return the sum of a step's local gradients and the reference's, all tensors together."""
-    ours, theirs = pair.topology.steps(optimizer)[step], pair.reference.steps(optimizer)[step]
     added, whole = [np.zeros(0)], [np.zeros(0)]
     for tensor in names_of(theirs):
         mine, other = gradients_of(ours, tensor), gradients_of(theirs, tensor)
@@ -207,16 +184,16 @@ def _gradients(pair: _Pair, optimizer: str, step: int) -> tuple[Floats, Floats]:
     return np.concatenate(added), np.concatenate(whole)
 
 
-def _updates(pair: _Pair, optimizer: str, step: int) -> tuple[Floats, Floats]:
+def updates(topology: Trace, reference: Trace, optimizer: str, step: int) -> tuple[Floats, Floats]:
     """Return how a step moved the weights, in the topology and in the reference."""
-    ours, theirs = pair.topology.steps(optimizer)[step], pair.reference.steps(optimizer)[step]
+    ours, theirs = topology.steps(optimizer)[step], reference.steps(optimizer)[step]
     moved, expected = [np.zeros(0)], [np.zeros(0)]
     for tensor in names_of(theirs):
         stored = [
             weight_of(ours, tensor),
-            weights_before(pair.topology, optimizer, step, tensor),
+            weights_before(topology, optimizer, step, tensor),
             weight_of(theirs, tensor),
-            weights_before(pair.reference, optimizer, step, tensor),
+            weights_before(reference, optimizer, step, tensor),
         ]
         if None not in stored:
             a, b, c, d = aligned([array for array in stored if array is not None])

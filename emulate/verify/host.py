@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import glob
 import importlib
 import json
@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar, final
 
 from emulate import devices, probe, upstream
 from emulate.evaluate import count_operations, evaluate, find_joins
+from emulate.grouping import grouped
 from emulate.imports import tf, when_imported
 from emulate.instrument import Paths
+from emulate.point import instead_of
 from emulate.program import Program
 from emulate.recorder import ProbePlan, Recorder
 
@@ -83,18 +84,14 @@ class Seeding:
 
     def _leave_seeded_operations(self) -> None:
         """Handle operations with their own seed, which draw the same on all hosts if nobody sets a global one."""
-        module = upstream.seed_module()
-        original = module.get_seed
 
-        @functools.wraps(original)
-        def get_seed(op_seed: Any) -> Any:
-            first, second = original(op_seed)
+        @instead_of(upstream.seed_module(), "get_seed")
+        def get_seed(real: Any, op_seed: Any) -> Any:
+            first, second = real(op_seed)
             if op_seed is None or first != self._own % _LARGEST:
                 return first, second
             first = self._seed % _LARGEST
             return (0, _LARGEST) if first == 0 and isinstance(second, int) and second == 0 else (first, second)
-
-        module.get_seed = get_seed
 
     def _seed_keras(self, package: str) -> None:
         import numpy as np
@@ -113,20 +110,16 @@ class Seeding:
             keras.backend.set_floatx(self._precision)
 
     def _listen(self, module: Any, name: str, generator: str, is_untouched: Callable[[], bool] = lambda: True) -> None:
-        original = getattr(module, name)
-
-        @functools.wraps(original)
-        def seed(*args: Any, **kwargs: Any) -> Any:
+        @instead_of(module, name)
+        def seed(real: Any, *args: Any, **kwargs: Any) -> Any:
             is_first = not self._is_ours and generator not in self._known
             # Instead of a seed, None stands for the operating system's entropy.
             tells = is_first and next(iter((*args, *kwargs.values())), None) is not None and is_untouched()
-            result = original(*args, **kwargs)
+            result = real(*args, **kwargs)
             if tells:
                 self._known.add(generator)
                 self._told(generator)
             return result
-
-        setattr(module, name, seed)
 
 
 def _same_state(one: Any, other: Any) -> bool:
@@ -159,9 +152,7 @@ def in_another_order(entries: Iterable[Entry], name: Callable[[Entry], str] = st
     Returns:
         All of them.
     """
-    by_ending: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_ending.setdefault(os.path.splitext(name(entry))[1], []).append(entry)
+    by_ending = grouped((os.path.splitext(name(entry))[1], entry) for entry in entries)
     return [entry for group in by_ending.values() for entry in _moved_on(group)]
 
 
@@ -173,8 +164,7 @@ def _moved_on(entries: list[Entry]) -> list[Entry]:
 
 def list_in_another_order() -> None:
     """Make os, glob, pathlib and TensorFlow list so in this process, from now on."""
-    listdir, scandir = _listing(os.listdir), _scanning(os.scandir)
-    os.listdir, os.scandir = listdir, scandir
+    listdir, scandir = instead_of(os, "listdir")(_listed), instead_of(os, "scandir")(_scanned)
     for owner, attribute in _KEPT:
         if attribute in vars(owner or object):
             setattr(owner, attribute, staticmethod(listdir if attribute == "listdir" else scandir))
@@ -183,54 +173,37 @@ def list_in_another_order() -> None:
 
 def _of_tensorflow() -> None:
     gfile = tf.io.gfile
-    gfile.listdir, gfile.glob, gfile.walk = _listing(gfile.listdir), _listing(gfile.glob), _walking(gfile.walk)
+    for name, listed in (("listdir", _listed), ("glob", _listed), ("walk", _walked)):
+        instead_of(gfile, name)(listed)
 
 
-def _listing(original: Callable[..., Any]) -> Callable[..., list[Any]]:
-    @functools.wraps(original)
-    def listed(*args: Any, **kwargs: Any) -> list[Any]:
-        return in_another_order(original(*args, **kwargs), os.fsdecode)
-
-    return listed
+def _listed(real: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    return in_another_order(real(*args, **kwargs), os.fsdecode)
 
 
-def _walking(original: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    @functools.wraps(original)
-    def walk(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        for top, folders, files in original(*args, **kwargs):
-            for names in (folders, files):
-                names[:] = in_another_order(names)
-            yield top, folders, files
-
-    return walk
+def _walked(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    for top, folders, files in real(*args, **kwargs):
+        for names in (folders, files):
+            names[:] = in_another_order(names)
+        yield top, folders, files
 
 
-def _scanning(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def scandir(*args: Any, **kwargs: Any) -> _Entries:
-        with original(*args, **kwargs) as entries:
-            return _Entries(in_another_order(entries, lambda entry: os.fsdecode(entry.name)))
-
-    return scandir
+def _scanned(real: Callable[..., Any], *args: Any, **kwargs: Any) -> _Entries:
+    with real(*args, **kwargs) as entries:
+        return _Entries(in_another_order(entries, lambda entry: os.fsdecode(entry.name)))
 
 
 @final
-class _Entries:
+class _Entries(contextlib.AbstractContextManager["_Entries"], Iterator[os.DirEntry[Any]]):
     """Provide what `os.scandir` returns: an iterator, and the context that closes it."""
 
     def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
         self._left = iter(entries)
 
-    def __iter__(self) -> _Entries:
-        return self
-
     def __next__(self) -> os.DirEntry[Any]:
         return next(self._left)
 
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -286,14 +259,10 @@ class RecordedProgram:
             self.since,
         )
         paths.install()
-        if self.plan is None:
-            if self.seed is not None:
-                Seeding(self.seed, self.precision).install()
-            self.program.start(context.path)
-            return
-        when_imported("tensorflow", _without_graph_optimization)
+        if self.plan is not None:
+            when_imported("tensorflow", _without_graph_optimization)
         has_servers = context.topology.num_ps > 0
-        if has_servers and context.role != "chief":  # it serves: the chief records what it does
+        if self.plan is None or (has_servers and context.role != "chief"):  # of what serves the chief records what it does
             if self.seed is not None:
                 Seeding(self.seed, self.precision).install()
             self.program.start(context.path)
@@ -400,17 +369,16 @@ class Joining:
 
 def _finish_at_exit(recorder: Recorder) -> None:
     """Write the pending records before `os._exit` ends the process."""
-    leave, pid = os._exit, os.getpid()
+    pid = os.getpid()
 
-    def exit_at_once(status: int) -> NoReturn:
+    @instead_of(os, "_exit")
+    def exit_at_once(leave: Callable[[int], NoReturn], status: int) -> NoReturn:
         try:
             if os.getpid() == pid:  # and no child of it
                 recorder.exits()
                 recorder.finish("raised" if status else "returned")
         finally:
             leave(status)
-
-    os._exit = exit_at_once
 
 
 def _without_graph_optimization() -> None:
@@ -419,13 +387,11 @@ def _without_graph_optimization() -> None:
     Grappler's rewrites take most of the time of a short run (a retraced step on eight replicas 75 s, without them 1 s;
     TensorFlow 2.21) and change nothing but rounding. A program that asks for one of them itself gets all of them.
     """
-    original = tf.config.optimizer.set_experimental_options
-    original({"disable_meta_optimizer": True})
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
-    def set_experimental_options(options: Any) -> None:
-        original({"disable_meta_optimizer": False, **options})
-
-    tf.config.optimizer.set_experimental_options = set_experimental_options
+    @instead_of(tf.config.optimizer, "set_experimental_options")
+    def set_experimental_options(real: Any, options: Any) -> None:
+        real({"disable_meta_optimizer": False, **options})
 
 
 def _without_tf32() -> None:

@@ -238,9 +238,7 @@ class Ledger:
 
     @cached_property
     def _counts(self) -> tuple[Counter[str], Counter[str]]:
-        ours: Counter[str] = Counter()
-        for step in self.topology[: self.counted[0]]:
-            ours.update(_together(step))
+        ours = Counter(row for step in self.topology[: self.counted[0]] for rows in step.values() for row in rows)
         theirs = self.reference if self.ends_early and not self.grows else self.expected
         return ours, Counter(row for rows in theirs for row in rows)
 
@@ -409,9 +407,7 @@ class Ledger:
     @property
     def is_prefix(self) -> bool:
         """Return whether the topology has the first examples of the reference, without repeats in a step: it ended earlier."""
-        once: Counter[str] = Counter()
-        for step in self.topology[: self.num_steps]:
-            once.update(set(_together(step)))
+        once = Counter(row for step in self.topology[: self.num_steps] for row in set(_together(step)))
         flat = [row for rows in self.reference for row in rows]
         return once == Counter(flat[: once.total()])
 
@@ -430,11 +426,6 @@ class Ledger:
     def uneven(self) -> tuple[int, ...]:
         """Return the steps in which the replicas had different numbers of examples."""
         return tuple(k for k in range(len(self.topology)) if len(set(self.counts(k).values())) > 1)
-
-    @property
-    def empty(self) -> tuple[tuple[int, int], ...]:
-        """Return (step, replica) of each shard without a row."""
-        return tuple((k, replica) for k in range(len(self.topology)) for replica, n in self.counts(k).items() if n == 0)
 
 
 def _size(step: Mapping[int, Rows]) -> int:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from emulate.trace import Step, StoredArray, Trace, joined, row_names
-from emulate.verify.compared_runs import complete
+from emulate.verify.compared_runs import complete, updates
 from emulate.verify.gradients import (
     Floats,
     StepOfAll,
@@ -26,8 +26,6 @@ from emulate.verify.gradients import (
     names_of,
     norm,
     objective,
-    weight_of,
-    weights_before,
 )
 from emulate.verify.ledger import Ledger, Rows
 
@@ -340,19 +338,8 @@ def objective_off(ours: StepOfAll, theirs: StepOfAll) -> float:
 
 def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
     """Return the relative distance of what two runs change all weights by in a step."""
-    pairs = []
-    for name in names_of(complete(traces[1], optimizer)[k]):
-        stored = [
-            array
-            for trace in traces
-            for array in (weights_before(trace, optimizer, k, name), weight_of(complete(trace, optimizer)[k], name))
-        ]
-        recorded = [array for array in stored if array is not None and is_numeric(array)]
-        if len(recorded) == len(stored):
-            before, after, other_before, other_after = aligned(recorded)
-            pairs.append((after - before, other_after - other_before))
-    size = sum(norm(other) ** 2 for _, other in pairs)
-    return float(np.sqrt(sum(norm(change - other) ** 2 for change, other in pairs) / size)) if size else 0.0
+    change, other = updates(*traces, optimizer, k)
+    return norm(change - other) / (norm(other) or np.inf)
 
 
 def gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from emulate.grouping import grouped
 from emulate.program import lines_of_traceback, lines_that_change_state, lines_that_return
 from emulate.trace import Trace
 from emulate.verify.result import Outcome
@@ -77,14 +78,8 @@ class ProgramLines:
         """Return the lines of calls that only some hosts of the judged run make, the last call first."""
         judged = self._traces[0]
         alike = [(host, event) for host, event in judged.of("made") if all(event.get(name) == about[name] for name in about)]
-        hosts: dict[tuple[object, ...], set[int]] = {}
-        lines: dict[tuple[object, ...], Record] = {}
-        for host, event in alike:
-            if event["kind"] in kinds:
-                place = _place_of(event["line"])
-                lines[place] = event["line"]
-                hosts.setdefault(place, set()).add(host)
-        return [lines[place] for place in reversed(lines) if len(hosts[place]) < judged.num_hosts]
+        calls = reversed(_by_place(kinds, alike))
+        return [of_line[-1][1]["line"] for of_line in calls if len({host for host, _ in of_line}) < judged.num_hosts]
 
     def seeded_apart(self, *kinds: str) -> list[Record]:
         """Return the lines of calls that get another seed on each host of the judged run."""
@@ -99,14 +94,10 @@ class ProgramLines:
     @staticmethod
     def _given_apart(name: str, kinds: Collection[str], events: Iterable[tuple[int, Record]]) -> list[Record]:
         """Return the lines of calls of which each group gives other values for one argument than the others."""
-        values: dict[tuple[object, ...], dict[int, set[object]]] = {}
-        lines: dict[tuple[object, ...], Record] = {}
-        for group, event in events:
-            if event["kind"] in kinds and event.get(name) is not None:
-                place = _place_of(event["line"])
-                lines[place] = event["line"]
-                values.setdefault(place, {}).setdefault(group, set()).add(event[name])
-        return [lines[place] for place, by_group in values.items() if len(set(map(frozenset, by_group.values()))) > 1]
+        calls = _by_place(kinds, ((group, event) for group, event in events if event.get(name) is not None))
+        values = [grouped((group, event[name]) for group, event in of_line) for of_line in calls]
+        are_apart = [len(set(map(frozenset, by_group.values()))) > 1 for by_group in values]
+        return [of_line[-1][1]["line"] for of_line, is_apart in zip(calls, are_apart, strict=True) if is_apart]
 
     @property
     def depends_on_examples_alone(self) -> bool:
@@ -146,8 +137,10 @@ class ProgramLines:
         return [*of_steps, *of_calls]
 
 
-def _place_of(line: Record) -> tuple[object, ...]:
-    return line["file"], line.get("cell"), line["line"]
+def _by_place(kinds: Collection[str], events: Iterable[tuple[int, Record]]) -> list[list[tuple[int, Record]]]:
+    """Return the events of calls of these kinds, those of one line together."""
+    lines = ((event["line"], (group, event)) for group, event in events if event["kind"] in kinds)
+    return [*grouped(((line["file"], line.get("cell"), line["line"]), call) for line, call in lines).values()]
 
 
 def _entries(event: Record) -> list[Record]:

@@ -66,20 +66,19 @@ class Measure:
 def measure(
     key: Key,
     step: int,
-    ours: Floats,
-    theirs: Floats,
-    noise: Sequence[Floats],
-    confirmation: Sequence[Floats] = (),
+    arrays: Sequence[Floats],
+    num_noise: int,
     *,
     eps: float,
     scale: float = 0.0,
     host: int | None = None,
 ) -> Measure:
-    """Compare one tensor; all arrays have the same elements."""
+    """Compare one tensor. All arrays have the same elements: ours, theirs, of so many noise runs, of those that confirm."""
+    ours, theirs, *beside = arrays
     finite = np.isfinite(ours) & np.isfinite(theirs)
     distance = np.where(finite, np.abs(np.where(finite, ours, 0.0) - np.where(finite, theirs, 0.0)), 0.0)
     lost = np.isfinite(ours) != np.isfinite(theirs)
-    for array in (*noise, *confirmation):  # what overflows by chance
+    for array in beside:  # what overflows by chance
         lost &= np.isfinite(array) == np.isfinite(theirs) if array.shape == theirs.shape else True
     at = int(np.argmax(lost)) if lost.any() else (int(np.argmax(distance)) if distance.size else -1)
     size = norm(np.where(np.isfinite(theirs), theirs, 0.0))
@@ -88,8 +87,8 @@ def measure(
         step=step,
         error=float(distance.max()) if distance.size else 0.0,
         relative=norm(distance) / size if size else (float("inf") if distance.any() else 0.0),
-        spread=max((_distance(array, theirs) for array in noise), default=math.nan),
-        confirmed=max((_distance(array, theirs) for array in confirmation), default=0.0),
+        spread=max((_distance(array, theirs) for array in beside[:num_noise]), default=math.nan),
+        confirmed=max((_distance(array, theirs) for array in beside[num_noise:]), default=0.0),
         scale=max(scale, largest(theirs)),
         eps=eps,
         value=float(ours[at]) if at >= 0 else None,
@@ -261,10 +260,8 @@ def reports(runs: Runs) -> Iterator[Measure]:
         measured = measure(
             Key(report.kind, "", report.name),
             report.step,
-            np.array([report.value]),
-            np.array([values[there].value]),
-            beside[: len(noise)],
-            beside[len(noise) :],
+            [np.array([report.value]), np.array([values[there].value]), *beside],
+            len(noise),
             eps=precision,
             host=place[0] if runs.topology.num_hosts > 1 else None,
         )
@@ -347,9 +344,8 @@ def final_weights(runs: Runs) -> Iterator[Measure]:
         ours, theirs, *beside = [weights.get(name) for weights in ended]
         if ours is None or theirs is None or not is_numeric(theirs) or not same_shape([ours, theirs]):
             continue
-        first, second, *noise = aligned([ours, theirs, *(theirs if array is None else array for array in beside)])
-        key, eps, many = Key("final-weight", "", name), eps_of(theirs.dtype), len(runs.noise)
-        yield measure(key, step, first, second, noise[:many], noise[many:], eps=eps)
+        arrays = aligned([ours, theirs, *(theirs if array is None else array for array in beside)])
+        yield measure(Key("final-weight", "", name), step, arrays, len(runs.noise), eps=eps_of(theirs.dtype))
 
 
 def _ended_with(trace: Trace, names: Collection[str]) -> dict[str, StoredArray]:

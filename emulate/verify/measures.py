@@ -115,15 +115,15 @@ def _initial(runs: Runs) -> Iterator[Measure]:
     The noise runs, where a program seeds nothing, start from weights of their own: they say something of such variables alone.
     """
     ours, theirs, *others = [_first_values(trace) for trace in (runs.topology, runs.reference, *runs.others)]
-    steps_before, many = _made_before(runs.reference), len(runs.noise)
+    steps_before = _made_before(runs.reference)
     for tensor in theirs:
         if tensor not in ours or not is_numeric(theirs[tensor]):
             continue
         stored = [values.get(tensor, theirs[tensor]) for values in others] if steps_before[tensor] else []
         if same_shape([ours[tensor], theirs[tensor], *stored]):
-            a, b, *beside = aligned([ours[tensor], theirs[tensor], *stored])
+            arrays = aligned([ours[tensor], theirs[tensor], *stored])
             key, eps = Key("initial-weight", "", tensor), eps_of(theirs[tensor].dtype)
-            yield measure(key, steps_before[tensor], a, b, beside[:many], beside[many:], eps=eps)
+            yield measure(key, steps_before[tensor], arrays, len(runs.noise), eps=eps)
 
 
 def _first_values(trace: Trace) -> dict[str, StoredArray]:
@@ -160,14 +160,12 @@ def _gradients(
         arrays = aligned([*mine.values(), *reference.values(), *(a for gradients in stored for a in gradients.values())])
         local, arrays = arrays[: len(mine)], arrays[len(mine) :]
         other, arrays = total(arrays[: len(reference)], how), arrays[len(reference) :]
-        noise = _totals(arrays, [len(gradients) for gradients in stored], other, how)
+        totals = _totals(arrays, [len(gradients) for gradients in stored], other, how)
         yield measure(
             Key("gradient", optimizer, tensor),
             k,
-            total(local, how),
-            other,
-            noise[: len(runs.noise)],
-            noise[len(runs.noise) :],
+            [total(local, how), other, *totals],
+            len(runs.noise),
             eps=unit_of_all([*reference.values(), *mine.values()], runs.computed),
             scale=max(largest(array) for array in local),
         )
@@ -201,14 +199,14 @@ def _variables(
         if copies and norm(finite_difference(summed, arrays[1])[0]) < norm(finite_difference(*arrays[:2])[0]):
             arrays[0] = summed
         rest = iter(arrays[2:])
-        noise = [arrays[1] if array is None else next(rest) for array in stored]
+        compared = [*arrays[:2], *(arrays[1] if array is None else next(rest) for array in stored)]
         key, eps, many = Key(kind, optimizer, tensor), eps_of(b.dtype), len(runs.noise)
         if kind == "variable" and tensor in runs.of_first:
             key = replace(key, kind="of-first")
-        measured = measure(key, k, arrays[0], arrays[1], noise[:many], noise[many:], eps=eps)
+        measured = measure(key, k, compared, many, eps=eps)
         if key.kind == "variable" and measured.spread > _OF_CHANCE * measured.scale:
-            ours_, theirs_, *noise = (np.sort(array, axis=0) if array.ndim else array for array in (*arrays[:2], *noise))
-            measured = measure(key, k, ours_, theirs_, noise[:many], noise[many:], eps=eps)
+            in_order = [np.sort(array, axis=0) if array.ndim else array for array in compared]
+            measured = measure(key, k, in_order, many, eps=eps)
             measured = replace(measured, is_of_chance=measured.spread > _OF_CHANCE * measured.scale)
         yield measured
 
@@ -220,6 +218,5 @@ def _objective(
     if values[0] is None or values[1] is None:
         return
     numbers = [np.array([values[1] if value is None else value]) for value in values]
-    noise = numbers[2:]
     key, eps = Key("objective", optimizer, "objective"), coarsest_unit(runs, theirs)
-    yield measure(key, k, numbers[0], numbers[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
+    yield measure(key, k, numbers, len(runs.noise), eps=eps)

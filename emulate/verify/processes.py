@@ -252,7 +252,7 @@ class RunWatch:
         result = self._result
         result.status = "hung"
         result.reason = "hang" if hang is not None else "timeout"
-        expected = "".join(f"It was to be expected: {fired}. " for fired in self._cluster.fired_now)
+        expected = "".join(f"It was to be expected: {fired}. " for fired in self._cluster.faults.now)
         result.cause = None if hang is None or expected else hang.code
         result.where = expected + (self._late(seconds) if hang is None else hang.description)
         result.stacks = self._cluster.stacks()

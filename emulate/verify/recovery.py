@@ -152,22 +152,23 @@ class Recovery:
     @cached_property
     def comparison(self) -> Comparison | None:
         """Return the comparison with the run without faults, step by step; None if nothing can be compared."""
+        ours = self._joined
+        return None if ours is None else compare(JoinedTrace([self.without], only=ours.indices), ours)
+
+    @property
+    def _joined(self) -> JoinedTrace | None:
+        """Return the traces of all lives as one; None if nothing can be compared."""
         traces = [run.trace for run in self.lives.runs if run.trace is not None]
         if not traces or not self.has_ended:
             return None
-        ours = self._joined(traces)
-        return compare(JoinedTrace([self.without], only=ours.indices), ours)
-
-    def _joined(self, traces: Sequence[Trace]) -> JoinedTrace:
         return JoinedTrace(traces, [0, *(_shift(trace, self.without) for trace in traces[1:])])
 
     @cached_property
     def other_steps(self) -> tuple[str, int, int] | None:
         """Return an optimizer that made other steps until the end, with both numbers of steps."""
-        traces = [run.trace for run in self.lives.runs if run.trace is not None]
-        if not traces or not self.has_ended:
+        if self._joined is None:
             return None
-        ours, theirs = self._joined(traces).indices, JoinedTrace([self.without]).indices
+        ours, theirs = self._joined.indices, JoinedTrace([self.without]).indices
         apart = [name for name in theirs if set(ours.get(name, ())) != set(theirs[name])]
         return (apart[0], len(set(ours.get(apart[0], ()))), len(theirs[apart[0]])) if apart else None
 

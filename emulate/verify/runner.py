@@ -11,7 +11,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, read_at_import, remove_tree
@@ -84,7 +83,7 @@ class Runner:
             self._directory = Path(tempfile.mkdtemp(dir=self._parents.first.directory))  # goes with it even when we are killed
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self._kept is None:
@@ -142,11 +141,9 @@ class Runner:
         if (why := refusal(source.trace)) is not None:
             return why
         (plan.trace / "host-0").mkdir(parents=True, exist_ok=True)
-        result = RunResult(label, REFERENCE, None, is_evaluated=True)
         self._progress.run_started(label, None)
         entry = Evaluation(source.trace.directory, plan, self.settings.device)
-        launched = replace(self._cluster_plan(REFERENCE, plan.trace, entry, True), tf_config=False, views=())
-        self._follow(result, self._parents.current, launched, self.settings.timeout, counts=False)
+        result = self._run_without_program(label, plan.trace, entry)
         ending = "ok, without the program" if result.status == "ok" else "not possible without the program"
         self._progress.run_ended(label, ending)
         if result.status == "ok":
@@ -166,10 +163,8 @@ class Runner:
         """
         if source.trace is None:
             return
-        result = RunResult("operations", REFERENCE, None, is_evaluated=True)
         entry = Counting(source.trace.directory, half.trace.directory if half and half.trace else None, target)
-        plan = self._cluster_plan(REFERENCE, target.parent, entry, True)
-        self._follow(result, self._parents.current, replace(plan, views=()), self.settings.timeout, counts=False)
+        self._run_without_program("operations", target.parent, entry)
 
     def find_joins(
         self, source: Trace, local: Trace | None, topology: Trace, optimizer: str, step: int, *, permutes: bool
@@ -190,17 +185,21 @@ class Runner:
         label = f"joins of {topology.directory.name}"
         folder = self._folder_of(f"{label} {optimizer} {step}")
         folder.mkdir(parents=True, exist_ok=True)
-        result = RunResult(label, REFERENCE, None, is_evaluated=True)
         self._progress.run_started(label, None)
         target, small = folder / "joins.json", None if local is None else local.directory
         entry = Joining(source.directory, small, topology.directory, optimizer, step, permutes, target, self.settings.device)
-        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), tf_config=False, views=())
-        self._follow(result, self._parents.current, plan, self.settings.timeout, counts=False)
+        result = self._run_without_program(label, folder, entry)
         self._progress.run_ended(label, result.status)
         if not target.exists():
             return {"refused": error_line(result.failure, result.status)}
         found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
         return found
+
+    def _run_without_program(self, label: str, folder: Path, entry: Evaluation | Counting | Joining) -> RunResult:
+        result = RunResult(label, REFERENCE, None, is_evaluated=True)
+        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), tf_config=False, views=())
+        self._follow(result, self._parents.current, plan, self.settings.timeout)
+        return result
 
     def _folder_of(self, label: str) -> Path:
         return self._directory / label.replace(" ", "-")
@@ -212,7 +211,6 @@ class Runner:
             trace=folder,
             steps=self.limit.steps,
             looks_from=self.limit.looks_from,
-            precision=settings.precision,
             budget=min(plan.budget, settings.budget),
         )
 
@@ -260,7 +258,7 @@ class Runner:
                     return watch.late_setting
                 watch.note_ends()
                 self.started.note_meetings(result)
-                lives.add(result, plan, cluster.fired)
+                lives.add(result, plan, cluster.faults.fired)
                 if result.status == "ok" or lives.restarts >= self.settings.restarts or not _goes_on(cluster, result):
                     return None
                 following = next_life(cluster, len(lives.runs))
@@ -375,10 +373,8 @@ class Runner:
             return
         self.started.note_meetings(result)
 
-    def _follow(
-        self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float, *, counts: bool = True
-    ) -> RunWatch:
-        if counts:
+    def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float) -> RunWatch:
+        if not result.is_evaluated:
             self.started.add(result)
         with self._lock:
             self.evaluations += result.is_evaluated
@@ -452,4 +448,4 @@ _FAULTS_OF_MEMORY = (-signal.SIGSEGV, -signal.SIGBUS)
 
 def _goes_on(cluster: RunningCluster, result: RunResult) -> bool:
     """Return whether a scheduler would restart it: it asked for that, or a fault made it fail or stand still."""
-    return asks_to_go_on(cluster) or (result.status == "hung" and bool(cluster.fired_now))
+    return asks_to_go_on(cluster) or (result.status == "hung" and bool(cluster.faults.now))

@@ -372,20 +372,9 @@ class Verdict:
             "schema": SCHEMA,
             "verdict": self.verdict,
             "exit_code": self.exit_code,
-            "program": self.program,
-            "seed": self.seed,
-            "device": self.device,
-            "strict": self.strict,
-            "program_starts": self.program_starts,
-            "evaluations": self.evaluations,
-            "versions": dict(self.versions),
-            "reference": _plain(self.reference),
-            "runs": [_plain(run) for run in self.runs],
-            "notes": list(self.notes),
+            **_plain(self),
             "note_codes": list(_codes_of(self.notes)),
             "against": self.reference.against,
-            "fixes": [vars(one) for one in self.fixes],
-            "patch": self.patch,
         }
 
 

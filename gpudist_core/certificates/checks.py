@@ -99,13 +99,11 @@ class Check:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Leave the loss alone in a run that goes on from a later step."""
-        del logs
         if self._watch is not None and self._batches == 0 and self._watch.num_applied:
             self._batches = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare the loss in the logs."""
-        del batch
         if self._watch is not None:
             self._watch.compare_loss(self._batches, logs or {})
             self._batches = None if self._batches is None else self._batches + 1

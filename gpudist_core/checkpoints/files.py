@@ -86,13 +86,11 @@ class DataFile:
             self._file.write(block)
         return Piece(self._path.name, offset, len(data), tuple(crc32), start, stop)
 
-    def close(self) -> int:
-        """Flush everything to the disk, and return the file's size in bytes."""
+    def close(self) -> None:
+        """Flush everything to the disk, and close the file."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        size = self._file.tell()
         self._file.close()
-        return size
 
     def abandon(self) -> None:
         """Close the file in its present state."""

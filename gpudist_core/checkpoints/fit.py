@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -260,14 +261,12 @@ class Others:
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Name callbacks by class and number, and by the monitored value if they have one."""
     named: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
-        name = first = type(callback).__name__ + (f"({monitor})" if isinstance(monitor, str) else "")
-        number = 1
-        while name in named:
-            number += 1
-            name = f"{first} {number}"
-        named[name] = callback
+        name = type(callback).__name__ + (f"({monitor})" if isinstance(monitor, str) else "")
+        counts[name] += 1
+        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = callback
     return named
 
 

@@ -55,7 +55,7 @@ class Folder:
         path.mkdir(parents=True)
         return path
 
-    def commit(self, step: int) -> Path:
+    def commit(self, step: int) -> None:
         """Rename a written checkpoint to its final name. A checkpoint of the same step is replaced."""
         final, replaced = self.of(step), self.path / f"{_REPLACED}{step:08}"
         sync(self.begun(step))
@@ -64,7 +64,6 @@ class Folder:
         self.begun(step).rename(final)
         sync(self.path)
         _remove(replaced)
-        return final
 
     def abandon(self, step: int) -> None:
         """Remove the files of a checkpoint that was not finished."""

@@ -16,6 +16,8 @@ import tensorflow as tf
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import shard_of
 from gpudist_core.replicas import Replicas
+from gpudist_core.static import ShardedTable
+from gpudist_core.static.memory import along
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[int, int], Array]
@@ -154,27 +156,24 @@ class Sliced(_OfOneForm):
         self.shape, self.dtype = (*shape[: info.axis], int(info.rows), *shape[info.axis + 1 :]), copies[0].dtype.name
 
     def pieces(self) -> list[tuple[int, int, Array]]:
-        spans = [self._info.span(self._first + i) for i in range(len(self._copies))]
         return [
-            (start, stop, copy.numpy()[self._rows(0, stop - start)])
-            for (start, stop), copy in zip(spans, self._copies, strict=True)
+            (start, stop, copy.numpy()[along(self._info.axis, 0, stop - start)])
+            for start, stop, copy in self._slices()
             if stop > start
         ]
 
     def wanted(self, rows: int) -> list[tuple[int, int]]:
-        spans = [self._info.span(self._first + i) for i in range(len(self._copies))]
-        return [(start, stop) for start, stop in spans if stop > start]
+        return [(start, stop) for start, stop, _ in self._slices() if stop > start]
 
     def assign(self, read: Read, rows: int) -> None:
-        for i, copy in enumerate(self._copies):
-            start, stop = self._info.span(self._first + i)
+        for start, stop, copy in self._slices():
             value = np.zeros(copy.shape, copy.dtype.as_numpy_dtype)  # what lies below the last row is never read
             if stop > start:
-                value[self._rows(0, stop - start)] = read(start, stop)
+                value[along(self._info.axis, 0, stop - start)] = read(start, stop)
             put(copy, value)
 
-    def _rows(self, start: int, stop: int) -> tuple[slice, ...]:
-        return (*[slice(None)] * self._info.axis, slice(start, stop))
+    def _slices(self) -> list[tuple[int, int, Any]]:
+        return [(*self._info.span(self._first + i), copy) for i, copy in enumerate(self._copies)]
 
 
 def aggregation_on_read(variable: Any) -> str | None:
@@ -280,8 +279,6 @@ class _State:
 
 def _variables_of(value: Any) -> list[Any]:
     """Return the variables of an object in `extra`."""
-    from gpudist_core.static import ShardedTable
-
     if isinstance(value, tf.random.Generator):
         return [_State("generator", value.state)]
     if isinstance(value, Mapping):

@@ -25,6 +25,7 @@ from gpudist_core.checkpoints.saving import Held, Snapshot
 from gpudist_core.errors import Damaged, Foreign, UsageError
 from gpudist_core.installed import installed_version, own_version
 from gpudist_core.replicas import Replicas, replicas_of
+from gpudist_core.static.memory import along
 
 
 @dataclass
@@ -276,9 +277,8 @@ def rows_of(path: Path, entry: files.Entry, start: int, stop: int) -> Array:
     for piece in _overlapping(entry, start, stop):
         shape = (*entry.shape[: entry.axis], piece.stop - piece.start, *entry.shape[entry.axis + 1 :])
         values = files.load_piece(path, piece, entry.dtype, shape)
-        rows = slice(max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start)
-        index = (*[slice(None)] * entry.axis, rows)
-        pieces.append(values[index])
+        first, last = max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start
+        pieces.append(values[along(entry.axis, first, last)])
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, entry.axis)
 
 

@@ -117,7 +117,6 @@ class _Metrics:
         self._model = model
 
     def update_state(self, targets: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        del sample_weight
         trainer.update_metrics(self._model, targets[0], y_pred, targets[1] if len(targets) > 1 else None)
 
 

@@ -92,16 +92,12 @@ class Results:
             self._compiled[names] = tf.function(compute, autograph=False)
         return dict(self._compiled[names](sums))
 
-    @contextlib.contextmanager
-    def _as_variables(self, sums: list[Any]) -> Iterator[None]:
-        with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=True))):
-            yield
+    def _as_variables(self, sums: list[Any]) -> keras.StatelessScope:
+        return keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=True)))
 
-    @contextlib.contextmanager
-    def summed(self) -> Iterator[None]:
+    def summed(self) -> keras.StatelessScope:
         """Let the metrics' variables read as their sums over all replicas. With several hosts, all must call it."""
-        with self._as_variables(self.now()):
-            yield
+        return self._as_variables(self.now())
 
     def _sums(self) -> list[Any]:
         if self._several_hosts:
@@ -411,7 +407,7 @@ def train_step(model: Any, data: Any) -> Any:
     """
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
-        y_pred = trainer.call(model, x, training=True)
+        y_pred = models.call(model, x)
         loss = row_means.present(trainer.loss_of(model, x, y, y_pred, weight, training=True))
         # What crosses replicas (synchronized moments, sharded tables) needs the fraction in the gradient's seed.
         target = row_means.of_all(loss)
@@ -437,7 +433,7 @@ def test_step(model: Any, data: Any) -> Any:
         The logs.
     """
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-    y_pred = trainer.call(model, x, training=False)
+    y_pred = models.call(model, x, training=False)
     _track(model, trainer.loss_of(model, x, y, y_pred, weight, training=False))
     return model.compute_metrics(x, y, y_pred, sample_weight=weight)
 

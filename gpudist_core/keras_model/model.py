@@ -287,12 +287,10 @@ class DistributedModel(_ClassOfModel):
         Returns:
             Keras's result.
         """
-        from gpudist_core.keras_model.functions import Results
-
         # In a step, and while Keras builds symbolically, a metric is asked for its form, not for its value.
         if shares.current() is not None or not tf.executing_eagerly():
             return dict(super().get_metrics_result())
-        functions = (f for f in (self.train_function, self.test_function) if isinstance(f, CountingFunction))
-        function = next(functions, None)
-        with (Results(self, self._gpudist_place) if function is None else function.results()).summed():
+        made = (f for f in (self.train_function, self.test_function) if isinstance(f, CountingFunction))
+        function = next(made, None)
+        with (functions.Results(self, self._gpudist_place) if function is None else function.results()).summed():
             return dict(super().get_metrics_result())

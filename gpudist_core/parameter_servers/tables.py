@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -182,7 +182,7 @@ def _variable(shape: tuple[int, ...], dtype: Any, trainable: bool, name: str) ->
     return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=trainable, name=name, shape=shape, dtype=dtype)
 
 
-class PartitionedEmbedding:
+class PartitionedEmbedding(keras.layers.Layer):
     """Look up rows of a trained table of which each parameter server holds a part, as a `keras.layers.Layer`.
 
     Each part is a Keras weight, so optimizers keep its slots beside it on its server. Its initial values depend on the seed
@@ -195,6 +195,7 @@ class PartitionedEmbedding:
         initializer: A function (start, (count, dim)) -> values of those rows. Default: uniform between -0.05 and 0.05.
         seed: The seed of the default initializer.
         name: The layer's name.
+        **others: Other arguments of `keras.layers.Layer`.
 
     Raises:
         UsageError: If `parts` is not given and the strategy has no servers, or there are more parts than rows.
@@ -205,8 +206,8 @@ class PartitionedEmbedding:
         (TensorShape([1, 3, 4]), [4, 3, 3])
     """
 
-    def __new__(
-        cls,
+    def __init__(
+        self,
         rows: int,
         dim: int,
         *,
@@ -214,52 +215,38 @@ class PartitionedEmbedding:
         initializer: Initializer | None = None,
         seed: int = 0,
         name: str | None = None,
-    ) -> Any:
-        return _layer_class()(rows, dim, parts=parts, initializer=initializer, seed=seed, name=name)
+        **others: Any,
+    ) -> None:
+        super().__init__(name=name, **others)
+        if initializer is not None:
+            check_initializer(initializer)
+        sizes = part_sizes(rows, parts, tf.distribute.get_strategy())
+        self.rows, self.dim, self.num_parts, self.seed = rows, dim, len(sizes), seed
+        # Without autocast: under a mixed-precision policy each step would cast all parts.
+        self._parts = [
+            self.add_weight(shape=(size, dim), initializer="zeros", name=f"part_{i}", autocast=False)
+            for i, size in enumerate(sizes)
+        ]
+        fill(self._variables, initializer or uniform(seed=seed))
+        self.built = True
 
+    @property
+    def _variables(self) -> list[Any]:
+        return [part.value for part in self._parts]
 
-@functools.cache
-def _layer_class() -> Any:
-    import keras
+    def call(self, ids: Any) -> Any:
+        return tf.cast(lookup(self._variables, ids), self.compute_dtype)
 
-    class PartitionedEmbedding(keras.layers.Layer):
-        """Look up rows of a partitioned table. See `gpudist_core.PartitionedEmbedding`."""
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (*input_shape, self.dim)
 
-        def __init__(
-            self, rows: int, dim: int, *, parts: int | None = None, initializer: Any = None, seed: int = 0, **kwargs: Any
-        ) -> None:
-            super().__init__(**kwargs)
-            if initializer is not None:
-                check_initializer(initializer)
-            sizes = part_sizes(rows, parts, tf.distribute.get_strategy())
-            self.rows, self.dim, self.num_parts, self.seed = rows, dim, len(sizes), seed
-            # Without autocast: under a mixed-precision policy each step would cast all parts.
-            self._parts = [
-                self.add_weight(shape=(size, dim), initializer="zeros", name=f"part_{i}", autocast=False)
-                for i, size in enumerate(sizes)
-            ]
-            fill(self._variables, initializer or uniform(seed=seed))
-            self.built = True
+    def save_own_variables(self, store: Any) -> None:
+        store["table"] = np.concatenate([part.numpy() for part in self._variables])
 
-        @property
-        def _variables(self) -> list[Any]:
-            return [part.value for part in self._parts]
+    def load_own_variables(self, store: Any) -> None:
+        table = np.asarray(store["table"])
+        fill(self._variables, lambda start, shape: table[start : start + shape[0]])
 
-        def call(self, ids: Any) -> Any:
-            return tf.cast(lookup(self._variables, ids), self.compute_dtype)
-
-        def compute_output_shape(self, input_shape: Any) -> Any:
-            return (*input_shape, self.dim)
-
-        def save_own_variables(self, store: Any) -> None:
-            store["table"] = np.concatenate([part.numpy() for part in self._variables])
-
-        def load_own_variables(self, store: Any) -> None:
-            table = np.asarray(store["table"])
-            fill(self._variables, lambda start, shape: table[start : start + shape[0]])
-
-        def get_config(self) -> dict[str, Any]:
-            config: dict[str, Any] = super().get_config()
-            return config | {"rows": self.rows, "dim": self.dim, "parts": self.num_parts, "seed": self.seed}
-
-    return PartitionedEmbedding
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()
+        return config | {"rows": self.rows, "dim": self.dim, "parts": self.num_parts, "seed": self.seed}

@@ -179,7 +179,7 @@ class PartOfBatch(shares.Share):
 
     def __init__(self, place: dict[str, Any], parts: int) -> None:
         super().__init__(place["rows"])
-        self._place, self._replicas, self._replica = place, parts, place["part"]
+        self._place, self.num_replicas, self.replica = place, parts, place["part"]
 
     @property
     def total(self) -> Any:

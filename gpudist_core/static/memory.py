@@ -5,10 +5,8 @@ Before anything is allocated, the room for it is checked.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from gpudist_core.errors import Unavailable
+from gpudist_core.machine import free_memory
 from gpudist_core.static.sources import PIECE_BYTES, rows_per_piece
 from gpudist_core.upstream import strategies as upstream
 
@@ -145,28 +144,14 @@ def check_room(needed: Mapping[str, int], advice: str) -> None:
         by_place[name if name in limits else "host"] += size
     for place, size in by_place.items():
         if place == "host":
-            room = host_bytes()
+            room = free_memory()
         else:
             room = limits[place] - int(tf.config.experimental.get_memory_info(place)["current"])
-        if room is not None and size > room:
+        if size > room:
             raise Unavailable(
                 f"A static tensor must fit into the memory of its device. Received: needed={_text(size)} on {place}, "
                 f"available={_text(room)}. {advice}"
             )
-
-
-def host_bytes() -> int | None:
-    """Return the bytes of host memory that are available without swapping; None if the system does not report it."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
-    free = [kib << 10] if kib is not None else []
-    group = Path("/sys/fs/cgroup")  # a container's own limit (cgroup 2)
-    with contextlib.suppress(OSError, ValueError):  # there is no such limit, or it is "max"
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return min(free, default=None)
 
 
 def _text(size: int) -> str:

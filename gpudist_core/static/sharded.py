@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -420,9 +421,10 @@ def table_of(variable: Any) -> ShardedTable | None:
 
 # What keras.layers.Embedding calls them.
 OWN_NAMES = {"input_dim": "rows", "output_dim": "dim", "embeddings_initializer": "initializer"}
+_OF_EVERY_LAYER = ("dtype", "trainable")
 
 
-class ShardedEmbedding:
+class ShardedEmbedding(keras.layers.Layer):
     """Look up rows of a trained table of which each device holds one slice, as a `keras.layers.Layer`.
 
     The layer has one trainable weight, the slices. Its `table` is the `ShardedTable`. Call it in steps (inside `Strategy.run`);
@@ -436,7 +438,7 @@ class ShardedEmbedding:
         initializer: As for `gd.shard`. Default: uniform between -0.05 and 0.05.
         seed: The seed of the default initializer.
         name: The layer's name.
-        **unknown: Other arguments of `keras.layers.Embedding`. They are refused.
+        **others: `dtype` and `trainable`, which Keras keeps of every layer. Those of `keras.layers.Embedding` are refused.
 
     Raises:
         UsageError: For an unsupported argument or a value that is not valid.
@@ -447,8 +449,8 @@ class ShardedEmbedding:
         TensorShape([1, 3, 4])
     """
 
-    def __new__(
-        cls,
+    def __init__(
+        self,
         rows: int = 0,
         dim: int = 0,
         strategy: tf.distribute.Strategy | None = None,
@@ -456,93 +458,60 @@ class ShardedEmbedding:
         initializer: Initializer | None = None,
         seed: int = 0,
         name: str | None = None,
-        **unknown: Any,
-    ) -> Any:
-        for what, value in unknown.items():
+        **others: Any,
+    ) -> None:
+        for what, value in others.items():
             own = OWN_NAMES.get(what)
-            raise UsageError(
-                "ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only",
-                f"Use {own}." if own else "Leave it out: regularizers, constraints and masks need a table in one piece.",
-                **{what: value},
-            )
-        return _layer_class()(rows, dim, strategy, initializer=initializer, seed=seed, name=name)
+            if what not in _OF_EVERY_LAYER:
+                raise UsageError(
+                    "ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only",
+                    f"Use {own}." if own else "Leave it out: regularizers, constraints and masks need a table in one piece.",
+                    **{what: value},
+                )
+        super().__init__(name=name, **others)
+        for what, count in (("rows", rows), ("dim", dim)):
+            if not is_whole(count, 1):
+                raise UsageError(f"{what} must be a positive integer", **{what: count})
+        if initializer is not None:
+            check_initializer(initializer)
+        self.rows, self.dim, self.seed = int(rows), int(dim), seed
+        strategy = strategy if strategy is not None else tf.distribute.get_strategy()
+        source = Source((rows, dim), np.dtype(self.variable_dtype), lambda: iter(()))
+        table = allocate(source, strategy, 0, self._create)
+        initialize(table, initializer or uniform(seed=seed))
+        if table.info.total_replicas > 1:
+            # Keras (3.8 to 3.15) gives `get_weights` what `numpy` of the variable returns, which would be one slice. Keras
+            # asks no layer for it, and only in between steps. So the variable, which this layer has made, has its own.
+            object.__setattr__(table.variable, "numpy", table.as_numpy)
+        self._table = [table]  # in a list of its own kind: Keras would look for layers and weights inside of it
+        self.built = True
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return a layer from a `get_config` result, for the strategy of the current scope. Keras calls it to load models.
+    def _create(self, shape: tuple[int, ...]) -> Any:
+        # Without autocast: under a mixed-precision policy each step would cast the whole slice.
+        return self.add_weight(shape=shape, initializer="zeros", name="embeddings", autocast=False)
 
-        Args:
-            config: The configuration.
+    @property
+    def table(self) -> ShardedTable:
+        table: ShardedTable = self._table[0]
+        return table
 
-        Returns:
-            The layer.
-        """
-        return _layer_class().from_config(config)
+    def call(self, ids: Any) -> Any:
+        ids = tf.convert_to_tensor(ids)
+        return tf.cast(self.table.lookup(ids if ids.dtype.is_integer else tf.cast(ids, tf.int64)), self.compute_dtype)
 
+    def compute_output_spec(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the shape without tracing: replicas cannot exchange values while Keras builds a model."""
+        return keras.KerasTensor((*ids.shape, self.dim), dtype=self.compute_dtype)
 
-@functools.cache
-def _layer_class() -> Any:
-    import keras
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (*input_shape, self.dim)
 
-    class ShardedEmbedding(keras.layers.Layer):
-        """Look up rows of a sharded table. See `gpudist_core.ShardedEmbedding`."""
+    def save_own_variables(self, store: Any) -> None:
+        store["table"] = self.table.as_numpy()
 
-        def __init__(
-            self,
-            rows: int,
-            dim: int,
-            strategy: tf.distribute.Strategy | None = None,
-            *,
-            initializer: Any = None,
-            seed: int = 0,
-            **kwargs: Any,
-        ) -> None:
-            super().__init__(**kwargs)
-            for what, count in (("rows", rows), ("dim", dim)):
-                if not is_whole(count, 1):
-                    raise UsageError(f"{what} must be a positive integer", **{what: count})
-            if initializer is not None:
-                check_initializer(initializer)
-            self.rows, self.dim, self.seed = int(rows), int(dim), seed
-            strategy = strategy if strategy is not None else tf.distribute.get_strategy()
-            source = Source((rows, dim), np.dtype(self.variable_dtype), lambda: iter(()))
-            table = allocate(source, strategy, 0, self._create)
-            initialize(table, initializer or uniform(seed=seed))
-            if table.info.total_replicas > 1:
-                # Keras (3.8 to 3.15) gives `get_weights` what `numpy` of the variable returns, which would be one slice. Keras
-                # asks no layer for it, and only in between steps. So the variable, which this layer has made, has its own.
-                object.__setattr__(table.variable, "numpy", table.as_numpy)
-            self._table = [table]  # in a list of its own kind: Keras would look for layers and weights inside of it
-            self.built = True
+    def load_own_variables(self, store: Any) -> None:
+        self.table.assign_rows(0, np.asarray(store["table"]))
 
-        def _create(self, shape: tuple[int, ...]) -> Any:
-            # Without autocast: under a mixed-precision policy each step would cast the whole slice.
-            return self.add_weight(shape=shape, initializer="zeros", name="embeddings", autocast=False)
-
-        @property
-        def table(self) -> ShardedTable:
-            table: ShardedTable = self._table[0]
-            return table
-
-        def call(self, ids: Any) -> Any:
-            ids = tf.convert_to_tensor(ids)
-            return tf.cast(self.table.lookup(ids if ids.dtype.is_integer else tf.cast(ids, tf.int64)), self.compute_dtype)
-
-        def compute_output_spec(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the shape without tracing: replicas cannot exchange values while Keras builds a model."""
-            return keras.KerasTensor((*ids.shape, self.dim), dtype=self.compute_dtype)
-
-        def compute_output_shape(self, input_shape: Any) -> Any:
-            return (*input_shape, self.dim)
-
-        def save_own_variables(self, store: Any) -> None:
-            store["table"] = self.table.as_numpy()
-
-        def load_own_variables(self, store: Any) -> None:
-            self.table.assign_rows(0, np.asarray(store["table"]))
-
-        def get_config(self) -> dict[str, Any]:
-            config: dict[str, Any] = super().get_config()
-            return config | {"rows": self.rows, "dim": self.dim, "seed": self.seed}
-
-    return ShardedEmbedding
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()
+        return config | {"rows": self.rows, "dim": self.dim, "seed": self.seed}

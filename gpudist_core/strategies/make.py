@@ -184,20 +184,18 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
                 cluster={job: list(addresses) for job, addresses in tasks.jobs.items()},
             )
         with upstream.beside_other_strategies():
-            return _limited(tf.distribute.MultiWorkerMirroredStrategy(resolver, options), wish)
-    if upstream.is_initialized():
-        raise UsageError(
-            "A strategy of several hosts must be made before TensorFlow's runtime starts",
-            "Call make_strategy() before the first tensor, variable, model or list of logical devices.",
-            kind="multi-worker",
-        )
-    show_own_gpus()
-    wait_for(tasks.peers, tasks.address, tasks.leader, wish.timeout_seconds)
-    with upstream.keeping_sigterm():
-        return _limited(tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options), wish)
-
-
-def _limited(strategy: tf.distribute.Strategy, wish: _Wish) -> Any:
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    else:
+        if upstream.is_initialized():
+            raise UsageError(
+                "A strategy of several hosts must be made before TensorFlow's runtime starts",
+                "Call make_strategy() before the first tensor, variable, model or list of logical devices.",
+                kind="multi-worker",
+            )
+        show_own_gpus()
+        wait_for(tasks.peers, tasks.address, tasks.leader, wish.timeout_seconds)
+        with upstream.keeping_sigterm():
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options)
     set_limit(strategy, wish.timeout_seconds)
     return strategy
 

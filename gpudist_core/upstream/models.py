@@ -150,17 +150,18 @@ def scaled_where_needed(model: Any, optimizer: Any) -> Any:
     return keras.optimizers.LossScaleOptimizer(optimizer)
 
 
-def call(model: Any, x: Any) -> Any:
-    """Return the model's output in training.
+def call(model: Any, x: Any, *, training: bool = True) -> Any:
+    """Return the model's output.
 
     Args:
         model: A Keras model, or a callable of x.
         x: The inputs.
+        training: Whether the model is trained; passed if it takes that.
 
     Returns:
         The model's result.
     """
-    return model(x, training=True) if getattr(model, "_call_has_training_arg", False) else model(x)
+    return model(x, training=training) if getattr(model, "_call_has_training_arg", False) else model(x)
 
 
 def build(model: Any, local_results: Callable[[Any], Any], x: Any) -> None:

@@ -275,8 +275,7 @@ def _is_complete(optimizer: Any) -> bool:
 def _build_outside(optimizer: Any, variables: list[Any]) -> None:
     """Create an optimizer's missing variables during tracing, on all replicas at once, outside of the graph."""
 
-    def build(strategy: tf.distribute.Strategy) -> None:
-        del strategy
+    def build(_: tf.distribute.Strategy | None) -> None:
         with tf.init_scope():
             if not optimizer.built:
                 optimizer.build(variables)

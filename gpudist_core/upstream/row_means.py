@@ -115,11 +115,7 @@ def present(value: Any) -> Any:
 
 def of_all(value: Any) -> Any:
     """Return a replica's part of the mean over all examples. The parts of all replicas sum to it."""
-    share = shares.current()
-    if share is None or share.num_replicas == 1:
-        return value
-    value = tf.convert_to_tensor(value)
-    return value if value.shape.rank else of_log(value)
+    return value if tf.convert_to_tensor(value).shape.rank else of_log(value)
 
 
 def of_log(value: Any) -> Any:

@@ -108,11 +108,6 @@ def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, trai
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
-def call(model: Any, x: Any, *, training: bool) -> Any:
-    """Return the model's output. `training` is passed if the model takes it."""
-    return model(x, training=training) if model._call_has_training_arg else model(x)
-
-
 def single_loss(model: Any) -> Any:
     """Return the only loss that a model was compiled with, as a function (y, y_pred) -> values by example.
 
@@ -376,7 +371,6 @@ class _Last:
         self.functions: list[Callable[[list[Any]], None]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        del logs
         self._callbacks[:] = [callback for callback in self._callbacks if callback is not self]
         for function in self.functions:
             function(self._callbacks)

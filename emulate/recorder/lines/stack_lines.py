@@ -69,7 +69,6 @@ class Operations:
         """Remember what this thread runs, as long as the context that is returned lasts."""
 
         def see(kind: str | bytes, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
-            del attributes, op_name
             if graph is None:
                 self._add(kind if isinstance(kind, str) else kind.decode(), replica, inputs, outputs)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.errors import UsageError
+from emulate.grouping import grouped
 from emulate.program import hint_for, shorten_traceback
 from emulate.report import plan as plans
 from emulate.report.files import write_whole
@@ -99,9 +100,7 @@ def _group(runs: Sequence[Run], told_causes: ToldCauses) -> dict[str, Any]:
 def _cause(runs: Sequence[Run], at: int, told_causes: ToldCauses) -> dict[str, Any]:
     """Return a cause with the evidence of each topology."""
     first = runs[0].causes[at]
-    evidence: dict[str, list[str]] = {}
-    for run in runs:
-        evidence.setdefault(run.causes[at].evidence, []).append(run.topology)
+    evidence = grouped((run.causes[at].evidence, run.topology) for run in runs)
     return {
         "code": first.code,
         "url": first.url,

@@ -20,39 +20,41 @@ from gpudist_core.pipelines.hashing import Integers
 Rows: TypeAlias = list[Any]
 
 
-class RowSource(Protocol):
-    """Provide examples in any order."""
+class _Source(Protocol):
+    """Provide examples.
 
-    @property
-    def spec(self) -> Any:
-        """Return the structure of one example, a `tf.TensorSpec` for each component."""
+    Attributes:
+        spec: The structure of one example, a `tf.TensorSpec` for each component.
+        fingerprint: A fingerprint of these examples, equal on every machine.
+        looks: The text that hosts compare before they start: a few places of the data that each was given.
+    """
 
-    @property
-    def num_rows(self) -> int:
-        """Return the number of examples."""
+    spec: Any
+    fingerprint: str
+    looks: str
+
+
+class RowSource(_Source, Protocol):
+    """Provide examples in any order.
+
+    Attributes:
+        num_rows: The number of examples.
+    """
+
+    num_rows: int
 
     def take(self, rows: Integers) -> Rows:
         """Return the examples with these numbers. Several threads may call it at once."""
 
-    @property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of these examples, equal on every machine."""
 
-    @property
-    def looks(self) -> str:
-        """Return the text that hosts compare before they start: a few places of the data that each was given."""
+class StreamSource(_Source, Protocol):
+    """Provide examples one after the other.
 
+    Attributes:
+        num_rows: The number of examples, or None if it is unknown.
+    """
 
-class StreamSource(Protocol):
-    """Provide examples one after the other."""
-
-    @property
-    def spec(self) -> Any:
-        """Return the structure of one example, a `tf.TensorSpec` for each component."""
-
-    @property
-    def num_rows(self) -> int | None:
-        """Return the number of examples, or None if it is unknown."""
+    num_rows: int | None
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
         """Yield all examples once, in chunks of at most `size`, each with the numbers of its examples before its components.
@@ -62,14 +64,6 @@ class StreamSource(Protocol):
 
     def keeping(self) -> StreamSource:
         """Return the same examples, kept in memory after the first read."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of these examples, equal on every machine."""
-
-    @property
-    def looks(self) -> str:
-        """Return the text that hosts compare before they start: a few places of the data that each was given."""
 
 
 def spec_of(value: Any) -> Any:
@@ -189,6 +183,9 @@ class ArraySource:
     Args:
         arrays: Arrays or tensors with equal first axes, in any structure.
 
+    Attributes:
+        parts: The arrays, flattened.
+
     Raises:
         UsageError: If there is no example, an array has no first axis or holds objects, or arrays differ in their number of
             examples.
@@ -197,8 +194,8 @@ class ArraySource:
     def __init__(self, arrays: Any) -> None:
         flat = tf.nest.flatten(arrays)
         # np.asanyarray keeps a memory map a memory map; a tensor on the CPU becomes an array over the same memory.
-        self._parts = [np.asanyarray(array) for array in flat]
-        shapes = [part.shape for part in self._parts]
+        self.parts = [np.asanyarray(array) for array in flat]
+        shapes = [part.shape for part in self.parts]
         if not shapes or not all(shapes):
             raise UsageError(
                 "Each array must have its examples along the first axis",
@@ -210,29 +207,24 @@ class ArraySource:
         self.num_rows = int(shapes[0][0])
         if self.num_rows == 0:
             raise UsageError("The data must have at least one example", "Pass arrays with examples.", shapes=shapes)
-        self.spec = tf.nest.pack_sequence_as(arrays, [tf.TensorSpec(part.shape[1:], type_of(part)) for part in self._parts])
-
-    @property
-    def parts(self) -> Rows:
-        """Return the arrays, flattened."""
-        return self._parts
+        self.spec = tf.nest.pack_sequence_as(arrays, [tf.TensorSpec(part.shape[1:], type_of(part)) for part in self.parts])
 
     def take(self, rows: Integers) -> Rows:
         """Return the examples with these numbers. Consecutive ones are not copied."""
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-            return [np.asarray(part[rows[0] : rows[-1] + 1]) for part in self._parts]
-        return [np.asarray(np.take(part, rows, axis=0)) for part in self._parts]
+            return [np.asarray(part[rows[0] : rows[-1] + 1]) for part in self.parts]
+        return [np.asarray(np.take(part, rows, axis=0)) for part in self.parts]
 
     @cached_property
     def fingerprint(self) -> str:
         """Return a fingerprint of these examples."""
-        return digest(*((part.shape, part.dtype.str) for part in self._parts), *map(_content, self._sampled()))
+        return digest(*((part.shape, part.dtype.str) for part in self.parts), *map(_content, self._sampled()))
 
     @cached_property
     def looks(self) -> str:
         """Return the text that hosts compare before they start: shapes, and the values of a few examples, without floats."""
         content = [_content(part) for part in self._sampled() if part.dtype.kind not in "fc"]
-        forms = ", ".join(f"{part.dtype}{list(part.shape)}" for part in self._parts)
+        forms = ", ".join(f"{part.dtype}{list(part.shape)}" for part in self.parts)
         return f"{forms}: {digest(*content)[:8]}" if content else forms
 
     @cached_property
@@ -245,7 +237,7 @@ class ArraySource:
 
     def _sampled(self) -> Rows:
         rows = np.asarray(evenly(self.num_rows))
-        return [np.ascontiguousarray(np.take(part, rows, axis=0)) for part in self._parts]
+        return [np.ascontiguousarray(np.take(part, rows, axis=0)) for part in self.parts]
 
 
 def _content(part: Any) -> str | bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -19,18 +20,34 @@ _OF_SEVERAL_SHAPES = ("Cannot batch tensors with different shapes", "source and 
 
 
 class _Stream(ABC):
-    """Provide examples that are read one after the other."""
+    """Provide examples that are read one after the other, always in the same order."""
 
     spec: Any
     num_rows: int | None
+    _keeps = False
+    _kept: list[Rows] | None = None
 
     @abstractmethod
-    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+    def _read(self, size: int) -> Iterator[Rows]:
         """Yield the examples in pieces of a size, each with the numbers of its examples first."""
 
-    def keeping(self) -> KeptStream:
-        """Return the same examples, kept in memory after the first read."""
-        return KeptStream(self)
+    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        chunks = []
+        for chunk in self._read(size):
+            if self._keeps:
+                chunks.append(chunk)
+            yield chunk
+        # Only what was read to the end is all.
+        self._kept = chunks if self._keeps else None
+
+    def keeping(self) -> _Stream:
+        """Return the same examples, read to the end once and then kept in memory, all of them on every host."""
+        kept = self if self._keeps else copy(self)
+        kept._keeps = True
+        return kept
 
     @cached_property
     def fingerprint(self) -> str:
@@ -71,7 +88,7 @@ class GeneratorStream(_Stream):
             raise UsageError("A generator must yield at least one example", "Check what it yields.", make=self._make)
         return tf.nest.map_structure(spec_of, first)
 
-    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+    def _read(self, size: int) -> Iterator[Rows]:
         specs = tf.nest.flatten(self.spec)
         rows, count = self._anew(), 0
         try:
@@ -103,55 +120,12 @@ class GeneratorStream(_Stream):
             raise UsageError(
                 "Each example must have the structure of the signature", "Yield such examples.", row=row, signature=self.spec
             )
-        return [_kept(value) for value in flat]
+        return [_unchanging(value) for value in flat]
 
 
-def _kept(value: Any) -> Any:
+def _unchanging(value: Any) -> Any:
     """Return a value that does not change later: a generator may yield the same array each time, with other numbers in it."""
     return value if isinstance(value, (tf.Tensor, np.generic, str, bytes, bool, int, float)) else np.array(value)
-
-
-class KeptStream:
-    """Provide the examples of a stream, read to the end once and then kept in memory, all of them on every host.
-
-    Args:
-        stream: The examples, always in the same order.
-    """
-
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
-        self._chunks: list[Rows] | None = None
-        self.num_rows = stream.num_rows
-
-    @property
-    def spec(self) -> Any:
-        """Return the structure of one example."""
-        return self._stream.spec
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of these examples."""
-        return self._stream.fingerprint
-
-    @property
-    def looks(self) -> str:
-        """Return the text that hosts compare before they start."""
-        return self._stream.looks
-
-    def keeping(self) -> KeptStream:
-        """Return this object."""
-        return self
-
-    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
-        if self._chunks is not None:
-            yield from self._chunks
-            return
-        chunks = []
-        for chunk in self._stream.chunks(size, seed, epoch):
-            chunks.append(chunk)
-            yield chunk
-        # Only what was read to the end is all.
-        self._chunks = chunks
 
 
 class DatasetStream(_Stream):
@@ -208,7 +182,7 @@ class DatasetStream(_Stream):
         if batched:
             self.spec = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), self.spec)
 
-    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+    def _read(self, size: int) -> Iterator[Rows]:
         rows = self._dataset.rebatch(size) if self._batched else self._dataset.batch(size)
         # Each chunk may be asked for by another thread, and a device scope belongs to one.
         count = 0

@@ -246,7 +246,7 @@ def test_on_whole_gpus_a_collective_is_called_what_it_is(
 
 @pytest.mark.parametrize("share", [GpuShare(("GPU-a",), ((500, 500),)), GpuShare(("MIG-a",), are_parts=True)])
 def test_devices_that_may_share_a_gpu_are_summed_without_nccl(share: GpuShare) -> None:
-    choice = AllReduceChoice(DevicePlan(share.num_devices, 2, gpus=share), lambda code, text: None)
+    choice = AllReduceChoice(DevicePlan(len(share.owners), 2, gpus=share), lambda code, text: None)
     assert choice.replaces
     assert choice._why_not == "refuses two ranks on one GPU"
     assert not AllReduceChoice(DevicePlan(1, 2, gpus=GpuShare(("GPU-a",))), lambda code, text: None).replaces

@@ -32,7 +32,7 @@ def test_whatever_the_program_splits_the_parts_of_a_gpu_stay_within_its_slices(
 ) -> None:
     made = layout(share, splits)
     assert all(sum(parts) <= sum(slices) for parts, slices in zip(made, share.slices, strict=True))
-    assert sum(map(len, made)) == sum(len(splits.get(device, [0])) for device in range(share.num_devices))
+    assert sum(map(len, made)) == sum(len(splits.get(device, [0])) for device in range(len(share.owners)))
 
 
 def test_a_whole_gpu_is_left_to_tensorflow_unless_the_program_splits_it() -> None:
@@ -74,7 +74,7 @@ def on_made_up_gpus(number: int, share: GpuShare, use: Any, environment: dict[st
     upstream.context = lambda: context
     os.environ.update(environment or {})
     notes: list[Any] = []
-    plan = DevicePlan(share.num_devices, gpus=share)
+    plan = DevicePlan(len(share.owners), gpus=share)
     made = PhysicalGpus(plan, lambda *note: notes.append(note))
     assert context.shown == [",".join(share.visible)]
     result = use(made, DeviceNames(made))
@@ -144,10 +144,10 @@ def test_a_program_that_writes_cuda_visible_devices_before_it_imports_tensorflow
         return len(made.physical), os.environ["CUDA_VISIBLE_DEVICES"]
 
     for share in (WHOLE, SLICED):
-        for wanted, seen in (("0", 1), ("0,1", 2), ("-1", 0), (",".join(share.visible), share.num_devices)):
+        for wanted, seen in (("0", 1), ("0,1", 2), ("-1", 0), (",".join(share.visible), len(share.owners))):
             _, result, notes = run(on_made_up_gpus, 2, share, look, {"CUDA_VISIBLE_DEVICES": wanted})
             assert result == (seen, wanted)
-            assert [code for code, _ in notes] == ["gpus-hidden"] * (seen < share.num_devices)
+            assert [code for code, _ in notes] == ["gpus-hidden"] * (seen < len(share.owners))
 
 
 def test_gpus_that_a_program_hides_by_the_variable_alone_compute_nothing(run: Hosts) -> None:

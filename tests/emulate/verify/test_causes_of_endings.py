@@ -85,7 +85,7 @@ def test_a_run_that_makes_no_step_in_time_on_a_new_gpu_is_told_what_it_may_be_wa
     tmp_path: Path, step: int | None, told: bool
 ) -> None:
     run = RunResult("1x2", Topology.parse("1x2"), None)
-    cluster: Any = SimpleNamespace(fired_now=[], stacks=dict, first_use="The driver compiles kernels")
+    cluster: Any = SimpleNamespace(faults=SimpleNamespace(now=[]), stacks=dict, first_use="The driver compiles kernels")
     watch = RunWatch(cluster, run, tmp_path, threading.Event(), Silent())
     run.hosts[0] = {} if step is None else {"step": step}
     watch._hangs(None, 300)
