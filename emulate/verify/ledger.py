@@ -298,6 +298,13 @@ class Ledger:
         uneven = [max(counts.values(), default=0) - min(counts.values(), default=0) for counts in (ours, theirs)]
         return set(ours) == set(theirs) and ours.total() == theirs.total() and uneven == [1, 1]
 
+    @property
+    def counts_by_chance(self) -> bool:
+        """Return whether how often an example comes tells nothing: the run ends within an epoch, or both runs draw as many."""
+        ours, theirs = self._counts
+        draw_alike = self._draws and ours.total() == theirs.total() and not self.repeated_in_step
+        return self.is_cut_within_an_epoch or draw_alike
+
     @cached_property
     def repeated_in_step(self) -> int:
         """Return how many examples several replicas consumed in one step, more often than the reference.

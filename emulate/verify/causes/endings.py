@@ -184,6 +184,16 @@ LIMITS = (
         "condition, which strategies refuse",
     ),
     Limit(
+        (r"merge_call`? called while defining a new graph",),
+        "An optimizer applies gradients inside of a condition, a loop or a nested tf.function of the step, where strategies "
+        "refuse merge_call",
+    ),
+    Limit(
+        (r"Inputs to operation cond/\S*while\S* .*must have the same size and shape",),
+        "The first call of a tf.function makes variables, and TensorFlow runs it in a condition, in which the gradient of a "
+        "recurrent layer fails",
+    ),
+    Limit(
         (r"Inputs to operation AddN .*must have the same size and shape", r"\.fit\(|_symbolic_build"),
         "Keras 3's fit cannot build its metrics if the first batch, of training or of validation, is not "
         "a multiple of the number of replicas",

@@ -127,7 +127,7 @@ def _search_repeated(case: Case) -> Sign | None:
         return _shared(case, ledger)
     # In a run that is cut, examples of the next epoch may have come because others are lost.
     is_told_apart = not ledger.lost or (ledger.is_whole and MISSING.code in case.allow)
-    repeated = ledger.samples.repeated if is_told_apart and not ledger.is_cut_within_an_epoch else 0
+    repeated = ledger.samples.repeated if is_told_apart and not ledger.counts_by_chance else 0
     return _too_many(ledger, repeated) if repeated else None
 
 
@@ -278,7 +278,7 @@ def _search_reordered(case: Case) -> Sign | None:
         return None
     if ledger.shared_by_hosts:
         return None
-    if ledger.samples.repeated and not ledger.foreign and not ledger.is_cut_within_an_epoch:
+    if ledger.samples.repeated and not ledger.foreign and not ledger.counts_by_chance:
         return None
     if not ledger.is_reordered and (ledger.foreign > 0.9 * ledger.samples.seen or ledger.is_changed_in_place):
         return None

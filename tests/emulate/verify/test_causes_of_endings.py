@@ -130,6 +130,11 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
             "RuntimeError: Exception encountered when calling Cond.call().\n"
             "`merge_call` called while defining a new graph or a tf.function."
         ),
+        "in train_step\nRuntimeError: `merge_call` called while defining a new graph or a tf.function.",
+        (
+            "InvalidArgumentError: Inputs to operation cond/else/_1/gru/while/gradients/AddN_6 of type AddN must have the same "
+            "size and shape.  Input 0: [0] != input 1: [8,36] [Op:__inference_fn_with_cond_7096]"
+        ),
         "in _maybe_symbolic_build\nInvalidArgumentError: Inputs to operation AddN must have the same size and shape",
         "model.fit(x)\nInvalidArgumentError: Value for attr 'T' of string is not in the list of allowed values: AddN",
         "model.fit(x)\nTypeError: Value passed to parameter 'x' has DataType float32 not in list of allowed values: int32",

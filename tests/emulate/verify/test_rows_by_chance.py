@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Sequence
 
@@ -190,3 +191,16 @@ def test_rows_of_another_epoch_are_not_called_drawn(folder: Folder) -> None:
     found = judged(folder, EIGHT * 2, halves([*EIGHT, *anew]))
     assert codes(found) == ["samples-reordered"]
     assert found.causes[0].summary.startswith("The same examples come in other batches")
+
+
+def test_rows_that_both_runs_draw_from_repeated_shuffles_are_other_batches_and_none_too_many(folder: Folder) -> None:
+    def sampled(seed: int) -> list[str]:
+        """Two parts of the rows, each shuffled and repeated without end, are sampled from at random."""
+        rng = np.random.default_rng(seed)
+        streams = [
+            itertools.chain.from_iterable(rng.permutation(list(part)) for _ in iter(int, 1)) for part in (ALL[:8], ALL[8:])
+        ]
+        return ["".join(next(streams[rng.integers(2)]) for _ in range(8)) for _ in range(12)]
+
+    found = judged(folder, sampled(1), halves(sampled(2)))
+    assert codes(found) == ["samples-reordered"]
