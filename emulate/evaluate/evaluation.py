@@ -148,18 +148,19 @@ class _Evaluation:
         given: list[Values] = []
         by_loss: list[list[Values]] = []
         rows = shares[0] if len(shares) == 1 else {key: joined([share[key] for share in shares]) for key in shares[0]}
-        for place, record in enumerate(function.records):
-            with self._off_by_units(function, record):
+        with self._off_by_units(function):
+            for place, record in enumerate(function.records):
                 if self._by_loss:
                     by_loss.append([self._joined(v) for v in function.gradients_by_loss(place, shares, given, rows)])
                     own = self._joined(by_loss[-1])
                 else:
                     own = self._joined(function.gradients(place, shares, given, rows))
-            changed = self._changed(record, own)
-            recorded.append(changed[0])
-            given.append(changed[1])
-        results = function.update(shares, given, rows)
-        after = [self._joined([of_share[place] for of_share in results]) for place in range(len(function.records))]
+                changed = self._changed(record, own)
+                recorded.append(changed[0])
+                given.append(changed[1])
+            returned = self._returned(function, shares, given, rows)
+        results = self._by_record(function.update(shares, given, rows))
+        after = [values | of_noise for values, of_noise in zip(results, returned, strict=True)]
         for place, record in enumerate(function.records):
             if self._by_loss and record.kind == "step":
                 for number, (share, own) in enumerate(zip(shares, by_loss[place], strict=True)):
@@ -171,14 +172,27 @@ class _Evaluation:
     def _by_loss(self) -> bool:
         return self._plan.replay is not None and self._plan.replay.by_loss
 
+    def _returned(
+        self, function: StepFunction, shares: list[dict[Key, Array]], given: list[Values], rows: dict[Key, Array]
+    ) -> list[Values]:
+        """Return, by record, what a step of a noise run returns: of a forward pass that is rounded as that of its gradients."""
+        if not (self._plan.perturb and any(key[0] == "result" for record in function.records for key in record.tensors)):
+            return [{} for _ in function.records]
+        made = self._by_record(function.update(shares, given, rows, stays=True))
+        return [{key: value for key, value in values.items() if key[0] == "result"} for values in made]
+
+    def _by_record(self, results: list[list[Values]]) -> list[Values]:
+        """Return what shares make of each record together."""
+        return [self._joined(list(of_record)) for of_record in zip(*results, strict=True)]
+
     @contextlib.contextmanager
-    def _off_by_units(self, function: StepFunction, record: Fetched) -> Iterator[None]:
+    def _off_by_units(self, function: StepFunction) -> Iterator[None]:
         """Have the weights of a noise run off by units in the last place in this block.
 
         On several replicas the forward pass is rounded in another way, in batches of another size. No order of the rows shows
         that on one device, where each of them has its bits wherever it stands.
         """
-        if not (self._plan.perturb and record.is_of_forward_pass):
+        if not self._plan.perturb:
             yield
             return
         weights = sorted({number for key, number in function.variables.items() if key[0] == "weight" and key[2]})

@@ -176,6 +176,14 @@ def test_permuted_rows_and_units_in_the_last_place_change_gradients_by_rounding_
     assert sorted(rows[0]) == sorted(rows[1]) != []
 
 
+def test_the_numbers_that_a_noise_run_reports_are_rounded_as_its_gradients_are(evaluated: Evaluated) -> None:
+    run, found = evaluated(custom_loop, perturb=1.0, noise_seed=1)
+    assert found is not None
+    losses = [[report.value for report in trace.reports] for trace in (run, found)]
+    assert losses[0][0] != losses[1][0]  # the first step has no other rows, and no update before it
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
 def wide(keras: Any) -> list[Any]:
     return [*flat(keras), keras.layers.Dense(400)]
 
