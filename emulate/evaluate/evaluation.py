@@ -79,7 +79,7 @@ class _Evaluation:
             for record in self._step(function, shares):
                 recording.handle(record)
                 if record.kind == "step" and not record.about["replica"]:
-                    self._follow_weights(function, record.about["optimizer"])
+                    self._follow_weights(function, record)
         recording.close("steps")
         _write_reports(self._source, writer, Trace(self._plan.trace), self._plan.replay)
         writer.close()
@@ -124,18 +124,27 @@ class _Evaluation:
                 raise NotReproduced("The function of a step takes batches of one size alone.")
             yield function, [self._permuted(share, step) for share in shares]
 
-    def _follow_weights(self, function: StepFunction, optimizer: str) -> None:
-        """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole."""
+    def _follow_weights(self, function: StepFunction, made: Record) -> None:
+        """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole.
+
+        They are those that the update left. What the step assigns after it (weights that it clips) stays as it was made.
+        """
         if self._leader is None:
             return
+        optimizer = made.about["optimizer"]
         index = self._made[optimizer]
         self._made[optimizer] += 1
+        left = {key[1] for key, value in made.values if key[0] == "weight" and self._is_at(function.variables.get(key), value)}
         for step in self._leader.steps(optimizer)[index : index + 1]:
-            weights = [(name, value) for local in step.values() for name, value in local.weights.items()]
+            weights = [(name, value) for local in step.values() for name, value in local.weights.items() if name in left]
             # Replicas that keep parts of something have them of their own: this run has what they make together.
             own = [name for name, _ in {(name, value.digest) for name, value in weights if not value.trainable}]
             whole = [(name, value) for name, value in reversed(weights) if own.count(name) < 2]
             self._take(function, {name: value for name, value in whole if value.array is not None})
+
+    def _is_at(self, number: int | None, value: Array) -> bool:
+        """Return whether a variable has this value."""
+        return number is not None and np.array_equal(self._state.variables[number].numpy().ravel(), value.ravel())
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:

@@ -96,8 +96,11 @@ def flat(keras: Any) -> list[Any]:
     return [keras.layers.Flatten()]
 
 
-def two_optimizers(*, swap: bool = False) -> None:
-    """A step with two optimizers, the second of which uses what the first has made, and weights swapped between steps."""
+def two_optimizers(*, swap: bool = False, clip: bool = False) -> None:
+    """A step with two optimizers, the second of which uses what the first has made, and weights swapped between steps.
+
+    The step may clip its weights in the end.
+    """
     import keras
     import tensorflow as tf
 
@@ -120,6 +123,8 @@ def two_optimizers(*, swap: bool = False) -> None:
                 with tf.GradientTape() as tape:
                     loss = loss_of(rows)
                 optimizer.apply([tape.gradient(loss, variable)], [variable])
+                if clip:
+                    variable.assign(tf.clip_by_value(variable, -0.5, 0.5))
 
         strategy.run(step, args=(rows,))
 
@@ -202,6 +207,16 @@ def test_with_another_runs_gradients_or_their_sums_the_weights_are_that_runs_and
     # Adam makes of rounding near its epsilon up to 3.2e-6 on an H200, and less than 1e-6 on CPUs.
     assert all(np.allclose(one[key], other[key], atol=1e-5) for key in one)
     assert apart(one, other)  # the sum over two replicas is rounded in another way
+
+
+def test_weights_that_a_step_changes_after_its_update_are_those_of_the_other_run_in_the_next_step(
+    evaluated: Evaluated, tmp_path: Path
+) -> None:
+    follow = Follow(tmp_path / "1x2")
+    run, found = evaluated(partial(two_optimizers, clip=True), beside="1x2", follow=follow, initial=follow.trace)
+    assert found is not None
+    one, other = values(run, "gradients"), values(found, "gradients")
+    assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
 
 
 @pytest.mark.parametrize("shares", [pytest.param(1, marks=pytest.mark.slow), 2])
