@@ -189,6 +189,34 @@ def test_the_numbers_that_a_noise_run_reports_are_rounded_as_its_gradients_are(e
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+def heads_in_turn() -> None:
+    """One optimizer for a shared table and two heads, each of which is trained in every other step."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    rng = np.random.default_rng(0)
+    data = tf.data.Dataset.from_tensor_slices(rng.normal(size=(144, 4)).astype("f4")).batch(24)
+    with strategy.scope():
+        table = tf.Variable(rng.normal(size=(4, 3)).astype("f4"), name="table")
+        heads = [tf.Variable(rng.normal(size=(3, 1)).astype("f4"), name=f"head_{k}") for k in range(2)]
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([table, *heads])
+
+    @tf.function
+    def train(rows: Any, number: int) -> None:
+        def step(rows: Any) -> None:
+            variables = [table, heads[number]]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf.tanh(rows @ table) @ heads[number] - 1.0) ** 2) / 24
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        strategy.run(step, args=(rows,))
+
+    for k, rows in enumerate(strategy.experimental_distribute_dataset(data)):
+        train(rows, k % 2)
+
+
 def wide(keras: Any) -> list[Any]:
     return [*flat(keras), keras.layers.Dense(400)]
 
@@ -216,6 +244,17 @@ def test_weights_that_a_step_changes_after_its_update_are_those_of_the_other_run
     run, found = evaluated(partial(two_optimizers, clip=True), beside="1x2", follow=follow, initial=follow.trace)
     assert found is not None
     one, other = values(run, "gradients"), values(found, "gradients")
+    assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
+
+
+def test_a_variable_that_some_steps_train_gets_the_other_runs_gradients_of_these_steps(
+    evaluated: Evaluated, tmp_path: Path
+) -> None:
+    follow = Follow(tmp_path / "1x2")
+    run, found = evaluated(heads_in_turn, beside="1x2", follow=follow, initial=follow.trace)
+    assert found is not None
+    one, other = values(run, "weights"), values(found, "weights")
+    assert len(one) == 12
     assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
 
 
