@@ -8,6 +8,7 @@ only where something differs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from emulate.verify.run_spec import AS_IT_STANDS, Variation
 
 _ROUNDED = 1e-3
 """So far, relative to an update or a loss, two runs may be apart by rounding."""
+_TIMES = 3.0
+"""So many times as far off as what a model leaves is a difference that the model explains."""
 NOISE_RUNS = 3
 CONFIRMING_RUNS = 4
 ORDER_RUNS = 2
@@ -173,8 +176,11 @@ def _may_be_kinks(comparison: Comparison) -> bool:
 
 
 def _is_explained_from_the_first(comparison: Comparison) -> bool:
-    """Return whether a model of the gradients explains the first step that differs."""
-    return comparison.first is not None and any(fit.step == comparison.first.step for fit in explain(comparison).fits)
+    """Return whether a model of the gradients explains the first step that differs, and not just a part of the difference."""
+    if (first := comparison.first) is None:
+        return False
+    most = max((point.ratio for point in comparison.exceeding if point.step == first.step), default=math.inf)
+    return any(fit.step == first.step and _TIMES * fit.after <= most for fit in explain(comparison).fits)
 
 
 def differing(one: Trace, other: Trace) -> str | None:
