@@ -79,7 +79,7 @@ class _Evaluation:
             for record in self._step(function, shares):
                 recording.handle(record)
                 if record.kind == "step" and not record.about["replica"]:
-                    self._follow_weights(function, record.about["optimizer"])
+                    self._follow_weights(function, record)
         recording.close("steps")
         _write_reports(self._source, writer, Trace(self._plan.trace), self._plan.replay)
         writer.close()
@@ -124,18 +124,27 @@ class _Evaluation:
                 raise NotReproduced("The function of a step takes batches of one size alone.")
             yield function, [self._permuted(share, step) for share in shares]
 
-    def _follow_weights(self, function: StepFunction, optimizer: str) -> None:
-        """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole."""
+    def _follow_weights(self, function: StepFunction, made: Record) -> None:
+        """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole.
+
+        They are those that the update left. What the step assigns after it (weights that it clips) stays as it was made.
+        """
         if self._leader is None:
             return
+        optimizer = made.about["optimizer"]
         index = self._made[optimizer]
         self._made[optimizer] += 1
+        left = {key[1] for key, value in made.values if key[0] == "weight" and self._is_at(function.variables.get(key), value)}
         for step in self._leader.steps(optimizer)[index : index + 1]:
-            weights = [(name, value) for local in step.values() for name, value in local.weights.items()]
+            weights = [(name, value) for local in step.values() for name, value in local.weights.items() if name in left]
             # Replicas that keep parts of something have them of their own: this run has what they make together.
             own = [name for name, _ in {(name, value.digest) for name, value in weights if not value.trainable}]
             whole = [(name, value) for name, value in reversed(weights) if own.count(name) < 2]
             self._take(function, {name: value for name, value in whole if value.array is not None})
+
+    def _is_at(self, number: int | None, value: Array) -> bool:
+        """Return whether a variable has this value."""
+        return number is not None and np.array_equal(self._state.variables[number].numpy().ravel(), value.ravel())
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:
@@ -148,18 +157,19 @@ class _Evaluation:
         given: list[Values] = []
         by_loss: list[list[Values]] = []
         rows = shares[0] if len(shares) == 1 else {key: joined([share[key] for share in shares]) for key in shares[0]}
-        for place, record in enumerate(function.records):
-            with self._off_by_units(function, record):
+        with self._off_by_units(function):
+            for place, record in enumerate(function.records):
                 if self._by_loss:
                     by_loss.append([self._joined(v) for v in function.gradients_by_loss(place, shares, given, rows)])
                     own = self._joined(by_loss[-1])
                 else:
                     own = self._joined(function.gradients(place, shares, given, rows))
-            changed = self._changed(record, own)
-            recorded.append(changed[0])
-            given.append(changed[1])
-        results = function.update(shares, given, rows)
-        after = [self._joined([of_share[place] for of_share in results]) for place in range(len(function.records))]
+                changed = self._changed(record, own)
+                recorded.append(changed[0])
+                given.append(changed[1])
+            returned = self._returned(function, shares, given, rows)
+        results = self._by_record(function.update(shares, given, rows))
+        after = [values | of_noise for values, of_noise in zip(results, returned, strict=True)]
         for place, record in enumerate(function.records):
             if self._by_loss and record.kind == "step":
                 for number, (share, own) in enumerate(zip(shares, by_loss[place], strict=True)):
@@ -171,14 +181,27 @@ class _Evaluation:
     def _by_loss(self) -> bool:
         return self._plan.replay is not None and self._plan.replay.by_loss
 
+    def _returned(
+        self, function: StepFunction, shares: list[dict[Key, Array]], given: list[Values], rows: dict[Key, Array]
+    ) -> list[Values]:
+        """Return, by record, what a step of a noise run returns: of a forward pass that is rounded as that of its gradients."""
+        if not (self._plan.perturb and any(key[0] == "result" for record in function.records for key in record.tensors)):
+            return [{} for _ in function.records]
+        made = self._by_record(function.update(shares, given, rows, stays=True))
+        return [{key: value for key, value in values.items() if key[0] == "result"} for values in made]
+
+    def _by_record(self, results: list[list[Values]]) -> list[Values]:
+        """Return what shares make of each record together."""
+        return [self._joined(list(of_record)) for of_record in zip(*results, strict=True)]
+
     @contextlib.contextmanager
-    def _off_by_units(self, function: StepFunction, record: Fetched) -> Iterator[None]:
+    def _off_by_units(self, function: StepFunction) -> Iterator[None]:
         """Have the weights of a noise run off by units in the last place in this block.
 
         On several replicas the forward pass is rounded in another way, in batches of another size. No order of the rows shows
         that on one device, where each of them has its bits wherever it stands.
         """
-        if not (self._plan.perturb and record.is_of_forward_pass):
+        if not self._plan.perturb:
             yield
             return
         weights = sorted({number for key, number in function.variables.items() if key[0] == "weight" and key[2]})

@@ -310,7 +310,7 @@ class StepFunction:
         return [[made[0] for made in of_loss] for of_loss in by_loss]
 
     def update(
-        self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
+        self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any], *, stays: bool = False
     ) -> list[list[Values]]:
         """Make the step with these gradients in place of its own: of all rows, or of one share after the other as replicas do.
 
@@ -318,14 +318,17 @@ class StepFunction:
             shares: The tensors of each share by their key.
             given: What the optimizer of each record is given.
             whole: The batch that the shares are of.
+            stays: Leave the state as it is.
 
         Returns:
             Of each share the variables after the step and what it returns, by record. What each share makes of the same state
             becomes one by the mean, as far as they differ: moving averages.
         """
         route = self._to_update(joins=len(shares) > 1)
-        each = [self._share(rows, whole, self._named(given), is_alone=len(shares) == 1) for rows in shares]
+        each = [self._share(rows, whole, self._named(given), is_alone=len(shares) == 1 and not stays) for rows in shares]
         results = route.followed(each)
+        if stays:
+            return results
         assigned = {number: _together([share.assigned[number] for share in each]) for number in each[0].assigned}
         self._state.assign(assigned)
         return results

@@ -160,11 +160,10 @@ def _sum_once(site: Site) -> Iterator[Proposal]:
     if statement is None:
         return
     for call in calls_of(source, ("all_reduce",), source.function(statement)):
-        value, line = argument(call, 1, "value"), source.statement(source.first_line(call))
-        if value is None or line is None:
+        value = argument(call, 1, "value")
+        if value is None:
             continue
-        is_all = _target(line) == source.code(value.value) and source.stands_alone(line) and _assigned(line) is call
-        change = source.delete(line) if is_all else source.replace(call, source.code(value.value))
+        change = _left(source, call, value.value) or source.replace(call, source.code(value.value))
         yield Proposal("Remove the all-reduce: the optimizer sums the gradients.", (change,))
 
 
@@ -296,18 +295,25 @@ def _divisions_by_replicas(source: Source, within: Iterable[cst.CSTNode]) -> lis
 
 
 def _without_divisor(source: Source, division: cst.BinaryOperation) -> Change:
-    """Return the change that leaves the dividend of a division: what stands behind it goes."""
-    return Change(source.span(division.left)[1], source.span(division.right)[1], "")
+    """Return the change that leaves the dividend of a division: what stands behind it goes, or all of `loss = loss / n`."""
+    return _left(source, division, division.left) or Change(source.span(division.left)[1], source.span(division.right)[1], "")
+
+
+def _left(source: Source, value: cst.BaseExpression, part: cst.BaseExpression) -> Change | None:
+    """Return the change that removes the line in which a name gets this value, of which the name itself would be left."""
+    line = source.statement(source.first_line(value))
+    is_all = line is not None and _assigned(line) is value and _target(line) == source.code(part) and source.stands_alone(line)
+    return source.delete(line) if is_all and line is not None else None
 
 
 def _divisors(source: Source, statement: cst.SimpleStatementLine) -> list[cst.Call]:
-    """Return the sums in a statement that something is divided by; else its sums, else what it assigns."""
+    """Return the sums in a statement that something is divided by; else its sums, else what it assigns, but a history."""
     divided = [one.right for one in source.all(cst.BinaryOperation, statement) if isinstance(one.operator, cst.Divide)]
     by_call = calls_of(source, ("divide_no_nan", "divide", "truediv"), statement)
     divided += [given.value for call in by_call if (given := argument(call, 1, "y")) is not None]
     sums = [call for right in divided for call in calls_of(source, _SUMS, right)]
     value = _assigned(statement)
-    whole = [value] if isinstance(value, cst.Call) else []
+    whole = [value] if isinstance(value, cst.Call) and last_name(value.func) != "fit" else []
     return list(dict.fromkeys(sums)) or calls_of(source, _SUMS, statement) or whole
 
 

@@ -17,7 +17,7 @@ from emulate.fix.patch import Edited, as_notebook, as_python, line_in_python, un
 from emulate.fix.source import CORE, PLAIN, Names, Proposal, Site, Source
 from emulate.program import Program, is_notebook
 from emulate.told import told
-from emulate.verify import Finding, Fix, Verdict, trains_alike, verify
+from emulate.verify import Finding, Fix, Verdict, changes_of_training, verify
 from emulate.verify.result import error_line
 from emulate.verify.verdict import Location
 
@@ -232,8 +232,8 @@ class _Search:
             return f"{verdict.verdict} with {', '.join(raised[:1] or sorted({word for _, word in after}))}"
         first, last = (self.folder / str(number) / "reference" for number in (1, self.verifications))
         is_compared = self.trains_on_one_device and code not in _ONE_DEVICE_IS_WRONG
-        if is_compared and not trains_alike(first, last):
-            return "it changes what one device trains"
+        if is_compared and (what := changes_of_training(first, last)) is not None:
+            return f"it changes what one device trains: {what}"
         return None
 
     def _keep(self, candidate: _Candidate, verdict: Verdict) -> Fix:

@@ -86,12 +86,17 @@ def _wrap_clip(recorder: Recorder, name: str) -> None:
     def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
         value = args[0] if args else next(kwargs[name] for name in ("t", "t_list") if name in kwargs)
         body = current_body()
-        if body is None or _is_of_a_loss(body, value) or _is_keras_own(caller()):
+        if body is None or _are_weights(value) or _is_of_a_loss(body, value) or _is_keras_own(caller()):
             return original(*args, **kwargs)
         recorder.facts.add("clipped_by", name)
         if "no-clipping" not in recorder.plan.switches:
             return original(*args, **kwargs)
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
+
+
+def _are_weights(value: Any) -> bool:
+    """Return whether weights are clipped, as a critic's are. Sums of gradients are kept in variables that nobody trains."""
+    return all(getattr(one, "trainable", False) for one in tf.nest.flatten(value))
 
 
 def _is_of_a_loss(body: Body, value: Any) -> bool:

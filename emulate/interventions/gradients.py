@@ -113,7 +113,8 @@ class LocalGradients:
         with self._lock:
             number = self._calls[(optimizer, tensor, replica)]
             self._calls[(optimizer, tensor, replica)] += 1
-        steps = self._trace.steps(optimizer)
+        # A step may train a part of the variables: the shared ones and one of several heads.
+        steps = [step for step in self._trace.steps(optimizer) if any(tensor in one.gradients for one in step.values())]
         return [step for _, step in sorted(steps[number].items())] if number < len(steps) else []
 
 

@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from emulate.verify.api import compare_traces, trains_alike, verify
+from emulate.verify.api import changes_of_training, compare_traces, verify
 from emulate.verify.noise import FACTOR
 from emulate.verify.verdict import Difference, Farthest, Finding, Fix, Reference, Run, Samples, StepGraph, StepsRun, Verdict
 
@@ -24,8 +24,8 @@ __all__ = [
     "StepGraph",
     "StepsRun",
     "Verdict",
+    "changes_of_training",
     "compare_traces",
-    "trains_alike",
     "verify",
 ]
 

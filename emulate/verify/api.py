@@ -26,7 +26,7 @@ from emulate.verify.checks import NOT_SEEN, check_virtual, lack_of_memory, trace
 from emulate.verify.ends import steps_run
 from emulate.verify.judge import judge
 from emulate.verify.lab import Lab
-from emulate.verify.recorded import Recorded, RunPair, does_the_same
+from emulate.verify.recorded import Recorded, RunPair, trained_otherwise
 from emulate.verify.result import Outcome, RunResult, StartedRuns
 from emulate.verify.run_spec import Arm
 from emulate.verify.runner import Runner
@@ -296,20 +296,20 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
     return replace(run, reason=OF_REFERENCE) if of_reference and not failure else run
 
 
-def trains_alike(reference: Path, other: Path) -> bool:
-    """Return whether two recorded runs on one device train the same model, up to rounding.
+def changes_of_training(reference: Path, other: Path) -> str | None:
+    """Return what makes two recorded runs on one device train other models, beyond rounding.
 
     Args:
         reference: The folder of the first run.
         other: The folder of the second.
 
     Returns:
-        Whether data, initial weights, losses and updates agree in each step.
+        Initial weights, examples, numbers drawn, steps, losses or updates, in words; None where all agree in each step.
 
     Raises:
         UsageError: If a folder is not a trace or is damaged.
     """
-    return does_the_same(_trace(reference), _trace(other))
+    return trained_otherwise(_trace(reference), _trace(other))
 
 
 def _noise_beside(reference: Path) -> list[Path]:

@@ -33,6 +33,8 @@ _DISTINCT = 0.9
 """So many of a step's rows must differ in what is to tell them apart."""
 _CLOSE = 1e-3
 """Largest relative difference between outputs of the same weights for the same rows."""
+_EQUAL_WEIGHTS = 1e-5
+"""Largest relative difference between weights that are the same up to rounding."""
 
 
 def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
@@ -119,11 +121,21 @@ def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepO
     if any(len(set(rows)) < _DISTINCT * len(rows) for rows in ledger.reference):  # labels, say
         return None
     others = [place for place in places if place not in data]
-    return ledger if all(_is_close(reference[0], topology[0], data, place) for place in others) else None
+    pairs = _at_equal_weights(reference, topology)
+    return ledger if all(_is_close(*pair, data, place) for pair in pairs for place in others) else None
+
+
+def _at_equal_weights(reference: Sequence[StepOfAll], topology: Sequence[StepOfAll]) -> Iterator[tuple[StepOfAll, StepOfAll]]:
+    """Yield the steps that both runs begin with equal weights, up to rounding: there a model computes equal inputs."""
+    for theirs, ours in zip(reference, topology, strict=False):
+        yield theirs, ours
+        pairs = [(weight_of(theirs, name), weight_of(ours, name)) for name in names_of(theirs)]
+        if _distance(pairs) > _EQUAL_WEIGHTS * _size(array for array, _ in pairs):
+            return
 
 
 def _is_close(reference: StepOfAll, topology: StepOfAll, data: tuple[int, ...], place: int) -> bool:
-    """Return whether an input's examples differ by rounding or padding at most, before the model has changed."""
+    """Return whether an input's examples differ by rounding or padding at most."""
     theirs, ours = _by_row(reference, data, place), _by_row(topology, data, place)
     if theirs is None or ours is None or theirs.ndim != ours.ndim or len(theirs) != len(ours):
         return False
@@ -345,8 +357,13 @@ def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
 def gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
     """Return the relative distance of the whole gradient."""
     pairs = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
-    squares = [norm(aligned([array])[0]) ** 2 for _, array in pairs if array is not None and is_numeric(array)]
-    return _distance(pairs) / (float(np.sqrt(sum(squares))) or np.inf)
+    return _distance(pairs) / (_size(array for _, array in pairs) or np.inf)
+
+
+def _size(arrays: Iterable[StoredArray | None]) -> float:
+    """Return the L2 norm of arrays taken together."""
+    squares = [norm(aligned([array])[0]) ** 2 for array in arrays if array is not None and is_numeric(array)]
+    return float(np.sqrt(sum(squares)))
 
 
 def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:

@@ -13,10 +13,10 @@ see a tensor of a few elements too seldom (three zeros happen), so the floor is 
   of the gradients, as far as it is not many times what losses are seen to spread: a deep network amplifies rounding in its
   gradients far more than in its loss).
 
-Runs that are evaluated take gradients at weights that are off by units in the last place, so that the forward pass is rounded,
-too. Where the program itself is run again, these runs have the reference's weights to the bit in the first step, and each row
-its bits wherever it stands: what another forward pass makes of a gradient that cancels within rows shows from the second step
-on (`compare`).
+Runs that are evaluated take gradients, and what a step returns, at weights that are off by units in the last place, so that the
+forward pass is rounded, too. Where the program itself is run again, these runs have the reference's weights to the bit in the
+first step, and each row its bits wherever it stands: what another forward pass makes of a gradient that cancels within rows
+shows from the second step on (`compare`).
 
 A difference counts from `FACTOR` times the floor on.
 """

@@ -8,6 +8,7 @@ only where something differs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from emulate.verify.run_spec import AS_IT_STANDS, Variation
 
 _ROUNDED = 1e-3
 """So far, relative to an update or a loss, two runs may be apart by rounding."""
+_TIMES = 3.0
+"""So many times as far off as what a model leaves is a difference that the model explains."""
 NOISE_RUNS = 3
 CONFIRMING_RUNS = 4
 ORDER_RUNS = 2
@@ -173,8 +176,11 @@ def _may_be_kinks(comparison: Comparison) -> bool:
 
 
 def _is_explained_from_the_first(comparison: Comparison) -> bool:
-    """Return whether a model of the gradients explains the first step that differs."""
-    return comparison.first is not None and any(fit.step == comparison.first.step for fit in explain(comparison).fits)
+    """Return whether a model of the gradients explains the first step that differs, and not just a part of the difference."""
+    if (first := comparison.first) is None:
+        return False
+    most = max((point.ratio for point in comparison.exceeding if point.step == first.step), default=math.inf)
+    return any(fit.step == first.step and _TIMES * fit.after <= most for fit in explain(comparison).fits)
 
 
 def differing(one: Trace, other: Trace) -> str | None:
@@ -215,21 +221,26 @@ def draws_the_same(reference: Trace, topology: Trace) -> bool:
     return all(ours[min(ours)].draws == theirs[min(theirs)].draws for pairs in steps for theirs, ours in pairs)
 
 
-def does_the_same(one: Trace, other: Trace) -> bool:
-    """Return whether two runs on one device train alike, up to what another order of operations rounds.
+def trained_otherwise(one: Trace, other: Trace) -> str | None:
+    """Return what makes two runs on one device train otherwise; None up to what another order of operations rounds.
 
     Of a run that was stopped after its steps, what the other one does later is not compared.
     """
-    if differing(one, other) is not None or len(one.optimizers) != len(other.optimizers):
-        return False
+    if (first := differing(one, other)) is not None:
+        return first
+    if len(one.optimizers) != len(other.optimizers):
+        return "the optimizers"
     pairs = [(name, complete(one, name), complete(other, name)) for name in one.optimizers]
     is_stopped = [any(event["reason"] == "steps" for _, event in trace.of("end")) for trace in (one, other)]
     apart = [len(ours) - len(theirs) for _, ours, theirs in pairs]
-    return all(number == 0 or is_stopped[number > 0] for number in apart) and not any(
+    if not all(number == 0 or is_stopped[number > 0] for number in apart):
+        return "the number of steps"
+    is_off = any(
         max(objective_off(a, b), update_off((one, other), name, k)) > _ROUNDED
         for name, ours, theirs in pairs
         for k, (a, b) in enumerate(zip(ours, theirs, strict=False))
     )
+    return "the losses or the updates" if is_off else None
 
 
 def computes_the_same(one: Trace, other: Trace) -> bool:

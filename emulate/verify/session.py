@@ -20,7 +20,7 @@ from emulate.verify.ends import judge_ends, outcome_of, unjudged, unseen_code, w
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.lab import Lab
 from emulate.verify.ledgers import hosts_of_rows, is_wide, ledgers, order_widens
-from emulate.verify.recorded import NOISE_RUNS, ORDER_RUNS, Recorded, RunPair, does_the_same, same_weights
+from emulate.verify.recorded import NOISE_RUNS, ORDER_RUNS, Recorded, RunPair, same_weights, trained_otherwise
 from emulate.verify.recovery import Recovery
 from emulate.verify.references import (
     better_judgement,
@@ -194,7 +194,7 @@ class Session:
         if compiled is None:
             return own
         again = trace_of(compiled.result())
-        if own.trace is not None and again is not None and not refusal(again) and does_the_same(own.trace, again):
+        if own.trace is not None and again is not None and not refusal(again) and not trained_otherwise(own.trace, again):
             return compiled.result()
         return self._lab.take_back()
 

@@ -25,7 +25,7 @@ def gpudist(*args):
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "trains_alike", lambda first, last: True)
+    monkeypatch.setattr(loop, "changes_of_training", lambda first, last: None)
     file = tmp_path / "train.py"
     file.write_bytes(WRONG)
 
@@ -63,10 +63,10 @@ def test_it_writes_the_program_the_patch_and_json(program):
 
 
 def test_nothing_is_written_without_a_proof(program, monkeypatch):
-    monkeypatch.setattr(loop, "trains_alike", lambda first, last: False)
+    monkeypatch.setattr(loop, "changes_of_training", lambda first, last: "the optimizers")
     done = gpudist("train.py", "--write", "--patch", "fix.diff")
     assert done.exit_code == 1
-    assert "No edit for loss-scaling was proven (edit 1: it changes what one device trains)" in done.output
+    assert "No edit for loss-scaling was proven (edit 1: it changes what one device trains: the optimizers)" in done.output
     assert [path.name for path in program.parent.iterdir()] == ["train.py"]
     assert program.read_bytes() == WRONG
 
@@ -125,12 +125,12 @@ def test_verify_adds_proven_edits_to_its_reports_and_keeps_its_exit_code(program
 
 
 def test_verify_says_which_cause_has_no_proven_edit(program, monkeypatch):
-    monkeypatch.setattr(loop, "trains_alike", lambda first, last: False)
+    monkeypatch.setattr(loop, "changes_of_training", lambda first, last: "the optimizers")
     done = verify_with_fix("--json", "verdict.json")
     written = json.loads(program.with_name("verdict.json").read_text())
     assert (done.exit_code, written["fixes"], written["patch"]) == (1, [], "")
     assert written["note_codes"] == ["not-fixed"]
-    assert "(edit 1: it changes what one device trains)." in written["notes"][0]
+    assert "(edit 1: it changes what one device trains: the optimizers)." in written["notes"][0]
 
 
 @pytest.mark.parametrize("option", ["--traces", "--certificate"])

@@ -78,6 +78,24 @@ def test_a_count_is_summed_and_the_division_by_replicas_goes():
     """)
 
 
+def test_a_line_that_only_divides_by_the_replicas_goes_as_a_whole():
+    body = """
+    def step(x, mask):
+        loss = tf.reduce_sum(x * mask) / tf.reduce_sum(mask)  # here
+        loss = loss / strategy.num_replicas_in_sync
+        return loss
+    """
+    assert lines("local-normalization", body) == textwrap.dedent(f"""
+    def step(x, mask):
+        loss = tf.reduce_sum(x * mask) / {CONTEXT}.all_reduce({SUM}, tf.reduce_sum(mask))  # here
+        return loss
+    """)
+
+
+def test_the_history_of_a_fit_is_no_count():
+    assert edits("uneven-batch", HEAD + "history = model.fit(x, y)  # here\n") == []
+
+
 def test_a_loss_that_keras_also_calls_outside_of_replicas_is_summed_within_them_alone():
     text = HEAD + "def loss(y, p):\n    return tf.reduce_sum(p) / tf.reduce_sum(y)\n"
     source, line = Source(text.encode(), Path("train.py")), len(text.splitlines())

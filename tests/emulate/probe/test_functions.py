@@ -96,8 +96,11 @@ def flat(keras: Any) -> list[Any]:
     return [keras.layers.Flatten()]
 
 
-def two_optimizers(*, swap: bool = False) -> None:
-    """A step with two optimizers, the second of which uses what the first has made, and weights swapped between steps."""
+def two_optimizers(*, swap: bool = False, clip: bool = False) -> None:
+    """A step with two optimizers, the second of which uses what the first has made, and weights swapped between steps.
+
+    The step may clip its weights in the end.
+    """
     import keras
     import tensorflow as tf
 
@@ -120,6 +123,8 @@ def two_optimizers(*, swap: bool = False) -> None:
                 with tf.GradientTape() as tape:
                     loss = loss_of(rows)
                 optimizer.apply([tape.gradient(loss, variable)], [variable])
+                if clip:
+                    variable.assign(tf.clip_by_value(variable, -0.5, 0.5))
 
         strategy.run(step, args=(rows,))
 
@@ -176,6 +181,42 @@ def test_permuted_rows_and_units_in_the_last_place_change_gradients_by_rounding_
     assert sorted(rows[0]) == sorted(rows[1]) != []
 
 
+def test_the_numbers_that_a_noise_run_reports_are_rounded_as_its_gradients_are(evaluated: Evaluated) -> None:
+    run, found = evaluated(custom_loop, perturb=1.0, noise_seed=1)
+    assert found is not None
+    losses = [[report.value for report in trace.reports] for trace in (run, found)]
+    assert losses[0][0] != losses[1][0]  # the first step has no other rows, and no update before it
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def heads_in_turn() -> None:
+    """One optimizer for a shared table and two heads, each of which is trained in every other step."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    rng = np.random.default_rng(0)
+    data = tf.data.Dataset.from_tensor_slices(rng.normal(size=(144, 4)).astype("f4")).batch(24)
+    with strategy.scope():
+        table = tf.Variable(rng.normal(size=(4, 3)).astype("f4"), name="table")
+        heads = [tf.Variable(rng.normal(size=(3, 1)).astype("f4"), name=f"head_{k}") for k in range(2)]
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([table, *heads])
+
+    @tf.function
+    def train(rows: Any, number: int) -> None:
+        def step(rows: Any) -> None:
+            variables = [table, heads[number]]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf.tanh(rows @ table) @ heads[number] - 1.0) ** 2) / 24
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        strategy.run(step, args=(rows,))
+
+    for k, rows in enumerate(strategy.experimental_distribute_dataset(data)):
+        train(rows, k % 2)
+
+
 def wide(keras: Any) -> list[Any]:
     return [*flat(keras), keras.layers.Dense(400)]
 
@@ -194,6 +235,27 @@ def test_with_another_runs_gradients_or_their_sums_the_weights_are_that_runs_and
     # Adam makes of rounding near its epsilon up to 3.2e-6 on an H200, and less than 1e-6 on CPUs.
     assert all(np.allclose(one[key], other[key], atol=1e-5) for key in one)
     assert apart(one, other)  # the sum over two replicas is rounded in another way
+
+
+def test_weights_that_a_step_changes_after_its_update_are_those_of_the_other_run_in_the_next_step(
+    evaluated: Evaluated, tmp_path: Path
+) -> None:
+    follow = Follow(tmp_path / "1x2")
+    run, found = evaluated(partial(two_optimizers, clip=True), beside="1x2", follow=follow, initial=follow.trace)
+    assert found is not None
+    one, other = values(run, "gradients"), values(found, "gradients")
+    assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
+
+
+def test_a_variable_that_some_steps_train_gets_the_other_runs_gradients_of_these_steps(
+    evaluated: Evaluated, tmp_path: Path
+) -> None:
+    follow = Follow(tmp_path / "1x2")
+    run, found = evaluated(heads_in_turn, beside="1x2", follow=follow, initial=follow.trace)
+    assert found is not None
+    one, other = values(run, "weights"), values(found, "weights")
+    assert len(one) == 12
+    assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
 
 
 @pytest.mark.parametrize("shares", [pytest.param(1, marks=pytest.mark.slow), 2])

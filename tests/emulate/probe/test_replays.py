@@ -319,7 +319,7 @@ def test_untouched_draws_are_recorded_and_keras_draws_the_same_on_every_replica(
 
 
 def _clipping_loop(what: str) -> None:
-    """A step that clips: of gradients, in one of three ways, or only on the way to a loss and in a metric."""
+    """A step that clips: its gradients, in one of two ways, or its weights; and always on the way to a loss and in a metric."""
     import keras
     import tensorflow as tf
 
@@ -341,6 +341,8 @@ def _clipping_loop(what: str) -> None:
         elif what == "norm":
             gradients, _ = tf.clip_by_global_norm([2.0 * g for g in gradients], 0.01)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        for weight in model.trainable_variables if what == "weights" else ():
+            weight.assign(tf.clip_by_value(weight, -0.1, 0.1))
 
     @tf.function
     def train(x: Any) -> None:
@@ -351,8 +353,13 @@ def _clipping_loop(what: str) -> None:
         train(batch)
 
 
-@pytest.mark.parametrize(("what", "seen"), [("nothing", []), ("keras", ["clip_by_value"]), ("norm", ["clip_by_global_norm"])])
-def test_what_clips_gradients_is_told_from_what_losses_and_metrics_clip(recorded: Any, what: str, seen: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("what", "seen"),
+    [("nothing", []), ("weights", []), ("keras", ["clip_by_value"]), ("norm", ["clip_by_global_norm"])],
+)
+def test_what_clips_gradients_is_told_from_what_losses_metrics_and_weights_clip(
+    recorded: Any, what: str, seen: list[str]
+) -> None:
     assert Facts.of(recorded(lambda: _clipping_loop(what))).clipped_by == seen
 
 

@@ -315,6 +315,24 @@ def test_stages_that_draw_by_a_number_are_told_apart_by_function_and_first_numbe
     assert plain is None
 
 
+def test_the_order_that_keras_draws_for_arrays_is_no_stage_that_draws_for_examples(fresh_host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tensorflow as tf
+
+        keras.utils.set_random_seed(1)
+        maps: list[Any] = []
+        make = tf.data.Dataset.map
+        tf.data.Dataset.map = lambda *args, **kwargs: maps.append(make(*args, **kwargs)) or maps[-1]
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(tf.zeros((4, 1)), tf.zeros((4, 1)), verbose=0)
+        drawn = [op.type for one in maps for _, graph in upstream.functions_of(one) for op in graph.get_operations()]
+        return "RandomShuffle" in drawn, [stage for one in maps if (stage := upstream.drawing_stage(one)) is not None]
+
+    assert fresh_host(look) == (True, [])
+
+
 def test_the_number_of_replicas_is_told_in_these_places_and_asked_for_by_these_scalers_of_losses(fresh_host: Any) -> None:
     def look() -> Any:
         import keras

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.trace import StoredArray, Trace
-from emulate.verify.arithmetic import explain
+from emulate.verify import recorded
+from emulate.verify.arithmetic import Explanation, Fit, explain
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.compared_runs import Rounding, computed_in, unit_of
 from emulate.verify.gradients import aligned
@@ -73,6 +74,32 @@ def test_a_unit_on_the_other_side_of_its_kink_is_no_divergence(tmp_path: Path) -
     confirmed = runs(tmp_path / "confirmed", problem, fallen, 4)
     assert not confirmed.exceeding
     assert "switch single units of a ReLU" in confirmed.notes[0]
+
+
+def test_a_model_that_leaves_a_large_part_of_a_difference_does_not_spare_the_runs_for_kinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Watched(sizes=(64, 128, 128, 10), optimizer=Adam, steps=25)
+    reference = train(problem, Made(tmp_path / "reference"), 1).trace()
+    fallen = Problem(sizes=problem.sizes, optimizer=Adam, steps=25, kink=float(np.mean(problem.nearest)))
+    topology = train(fallen, Made(tmp_path / "topology", "1x4"), 4).trace()
+    noise = [train(problem, Made(tmp_path / f"noise-{k}"), 1, noise=k).trace() for k in (1, 2, 3)]
+
+    def asks(part: float) -> bool:
+        def fitted(comparison: Comparison) -> Explanation:
+            assert comparison.first is not None
+            step = comparison.first.step
+            most = max(point.ratio for point in comparison.exceeding if point.step == step)
+            return Explanation((Fit("adam", step, after=part * most),), ())
+
+        monkeypatch.setattr(recorded, "explain", fitted)
+        asked: list[str] = []
+        lab = FakeLab(noise, confirm=lambda: asked.append("for kinks") or ())  # type: ignore[func-returns-value]
+        lab.compare(RunPair(reference, topology), kinks=True)
+        return bool(asked)
+
+    assert asks(0.5)
+    assert not asks(0.01)
 
 
 @pytest.mark.parametrize("optimizer", [Sgd, Adam])

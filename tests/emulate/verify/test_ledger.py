@@ -175,7 +175,9 @@ def test_rows_of_an_epoch_that_the_last_step_cuts_are_not_seen_too_often() -> No
     assert not ledger(["abcd", "efab"], [["ab", "ab"], ["ab", "cd"]]).is_cut_within_an_epoch
 
 
-def computed(folder: Folder, replicas: int, *, off: float = 0.0, later: float = 0.0, labels: bool = False) -> Trace:
+def computed(
+    folder: Folder, replicas: int, *, off: float = 0.0, later: float = 0.0, labels: bool = False, weight: float = 1.0
+) -> Trace:
     """Two steps with an input of data (or labels) and one that the model computes: `off` in the first step, `later` then."""
     made = folder.made(f"1x{replicas}")
     for k in range(2):
@@ -187,17 +189,25 @@ def computed(folder: Folder, replicas: int, *, off: float = 0.0, later: float = 
             part = slice(each * r, each * (r + 1))
             inputs = [data[part], values[part]]
             rows = row_names([{"dense": array} for array in inputs])
-            made.step(k, {"w": np.ones(2, "f4")}, {"w": np.ones(2, "f4")}, replica=r, rows=rows, inputs=inputs)
+            one = np.ones(2, "f4")
+            made.step(k, {"w": one}, {"w": np.float32(weight) * one}, replica=r, rows=rows, inputs=inputs)
     return made.trace()
 
 
 def test_rows_with_an_input_that_the_model_computes_are_told_apart_by_the_others(folder: Folder) -> None:
     one = computed(folder, 1)
-    found = ledgers(one, computed(folder, 2, off=1e-6, later=0.5))["sgd"]
+    found = ledgers(one, computed(folder, 2, off=1e-6, later=0.5, weight=1.1))["sgd"]
     assert found.is_same
     assert found.by == (0,)
     assert ledgers(one, computed(folder, 5, off=1e-6))["sgd"].by == (0,)
     assert ledgers(one, computed(folder, 2))["sgd"].by == ()
+
+
+@pytest.mark.parametrize("weight", [1.0, 1.0 + 1e-6])
+def test_what_differs_while_the_weights_are_the_same_is_not_computed_by_the_model(folder: Folder, weight: float) -> None:
+    found = ledgers(computed(folder, 1), computed(folder, 2, later=0.5, weight=weight))["sgd"]
+    assert found.first_apart == 1
+    assert found.by == ()
 
 
 def test_rows_with_other_contents_are_other_rows_though_a_part_of_them_agrees(folder: Folder) -> None:
