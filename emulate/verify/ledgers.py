@@ -26,6 +26,7 @@ from emulate.verify.gradients import (
     names_of,
     norm,
     objective,
+    weight_of,
 )
 from emulate.verify.ledger import Ledger, Rows
 

@@ -200,8 +200,9 @@ def roles(operation: Any, flows: Flows) -> set[str]:
         words.add("looks-up" if inputs[1].rows else "looks-up-the-same")
     if not any(flow.rows for flow in inputs):
         return words
-    of_weights = any(flow.weights and not flow.rows for flow in inputs)
-    if operation.type in _SUMS and of_weights:
+    # A term of the weights is one number; what has a dimension, such as the bias of a layer with one output, is none.
+    terms = [operand for operand, flow in zip(operation.inputs, inputs, strict=True) if flow.weights and not flow.rows]
+    if operation.type in _SUMS and not all(map(dims_of, terms)):
         words.add("penalty")
     if operation.type in _REDUCTIONS and inputs[0].batched and not output.batched:
         words.add("mean" if operation.type == "Mean" else "sum")
