@@ -134,17 +134,14 @@ class _Evaluation:
         optimizer = made.about["optimizer"]
         index = self._made[optimizer]
         self._made[optimizer] += 1
-        left = {key[1] for key, value in made.values if key[0] == "weight" and self._is_at(function.variables.get(key), value)}
+        now = {key: self._state.variables[number].numpy() for key, number in function.variables.items()}
+        left = {key[1] for key, value in made.values if key in now and np.array_equal(now[key].ravel(), value.ravel())}
         for step in self._leader.steps(optimizer)[index : index + 1]:
             weights = [(name, value) for local in step.values() for name, value in local.weights.items() if name in left]
             # Replicas that keep parts of something have them of their own: this run has what they make together.
             own = [name for name, _ in {(name, value.digest) for name, value in weights if not value.trainable}]
             whole = [(name, value) for name, value in reversed(weights) if own.count(name) < 2]
             self._take(function, {name: value for name, value in whole if value.array is not None})
-
-    def _is_at(self, number: int | None, value: Array) -> bool:
-        """Return whether a variable has this value."""
-        return number is not None and np.array_equal(self._state.variables[number].numpy().ravel(), value.ravel())
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:

@@ -197,11 +197,6 @@ class Fetched:
     tensors: Mapping[Key, str]
 
     @property
-    def is_of_forward_pass(self) -> bool:
-        """Return whether anything of it is made before an optimizer's update."""
-        return any(key[0] in OF_THE_FORWARD_PASS for key in self.tensors)
-
-    @property
     def inputs(self) -> list[Key]:
         """Return the keys of the examples, in the order of the step's arguments."""
         return sorted(key for key in self.tensors if key[0] == "input")
@@ -284,7 +279,7 @@ class StepFunction:
         Returns:
             Gradients, the objective and the random draws of each share, by key.
         """
-        if not self.records[number].is_of_forward_pass:
+        if not any(key[0] in OF_THE_FORWARD_PASS for key in self.records[number].tensors):
             return [{} for _ in shares]
         named = self._named(given)
         route = self._to_record(number, tuple(named), joins=len(shares) > 1)
