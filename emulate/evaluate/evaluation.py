@@ -75,14 +75,20 @@ class _Evaluation:
         number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
         function = self._function(number)
         self._check(function, rows_of(function, step), step)
-        for function, shares in self._batches():
-            for record in self._step(function, shares):
-                recording.handle(record)
-                if record.kind == "step" and not record.about["replica"]:
-                    self._follow_weights(function, record)
+        for record in self._records():
+            recording.handle(record)
         recording.close("steps")
         _write_reports(self._source, writer, Trace(self._plan.trace), self._plan.replay)
         writer.close()
+
+    def _records(self) -> Iterator[Record]:
+        """Yield the records of all steps, up to an update that the leading run has not made: what follows would be its own."""
+        for function, shares in self._batches():
+            for record in self._step(function, shares):
+                yield record
+                is_update = record.kind == "step" and not record.about["replica"]
+                if is_update and not self._follow_weights(function, record):
+                    return
 
     def _begin(self, function: StepFunction) -> None:
         """Begin with the plan's first values of the weights that no step has had before."""
@@ -124,13 +130,15 @@ class _Evaluation:
                 raise NotReproduced("The function of a step takes batches of one size alone.")
             yield function, [self._permuted(share, step) for share in shares]
 
-    def _follow_weights(self, function: StepFunction, made: Record) -> None:
+    def _follow_weights(self, function: StepFunction, made: Record) -> bool:
         """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole.
+
+        Return whether that run, if there is one, has made the update.
 
         They are those that the update left. What the step assigns after it (weights that it clips) stays as it was made.
         """
         if self._leader is None:
-            return
+            return True
         optimizer = made.about["optimizer"]
         index = self._made[optimizer]
         self._made[optimizer] += 1
@@ -142,6 +150,7 @@ class _Evaluation:
             own = [name for name, _ in {(name, value.digest) for name, value in weights if not value.trainable}]
             whole = [(name, value) for name, value in reversed(weights) if own.count(name) < 2]
             self._take(function, {name: value for name, value in whole if value.array is not None})
+        return index < len(self._leader.steps(optimizer))
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:

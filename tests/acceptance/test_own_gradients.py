@@ -201,3 +201,37 @@ def test_where_nothing_explains_a_difference_the_runs_that_failed_are_told(tmp_p
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["unexplained"]), text
     (told,) = (note for note in run.notes if "Further runs failed, which could have shown more. " in note)
     assert told.endswith("AssertionError: the rows of a replica")
+
+
+OF_TWO = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(5).normal(size=(96, 6)).astype("float32")
+data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(16))
+with strategy.scope():
+    critic = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+    maker = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+    optimizers = [keras.optimizers.RMSprop(0.05), keras.optimizers.SGD(0.05)]
+    for optimizer, model in zip(optimizers, (critic, maker)):
+        optimizer.build(model.trainable_variables)
+def step(x):
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(critic(x) ** 2) - tf.reduce_mean(critic(maker(x)))
+        optimizers[0].apply_gradients(zip(tape.gradient(loss, critic.trainable_variables), critic.trainable_variables))
+    with tf.GradientTape() as tape:
+        made = tf.reduce_sum(critic(maker(x))) / 16
+    optimizers[1].apply_gradients(zip(tape.gradient(made, maker.trainable_variables), maker.trainable_variables))
+    return made
+train = tf.function(lambda batch: strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None))
+for batch in data:
+    print(float(train(batch)))
+"""
+
+
+def test_what_follows_an_update_that_only_one_run_has_made_is_not_compared(preload: Preload, tmp_path: Path) -> None:
+    """The last call of the step is cut: its second update is beyond the wanted steps, and the third one depends on it."""
+    (tmp_path / "train.py").write_text(OF_TWO)
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", steps=5, preload=preload)
+    (cause,) = verdict.runs[0].causes
+    assert cause.code == "loss-scaling", render(verdict)
