@@ -199,7 +199,7 @@ def _taken(recorder: Recorder, interventions: Interventions, target: Any, source
     body.last_tape = variables, body.num_draws
     recorder.facts.add("taping", body.label)
     if body.lines is not None and are_variables(variables):
-        body.lines.tape(target, result)
+        body.lines.tape(target, result, map(recorder.names.of, variables))
     flat = tf.nest.flatten(result)
     gradients = interventions.taped_of_shares(body, variables, flat)
     if body.is_here():

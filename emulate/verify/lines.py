@@ -268,7 +268,8 @@ def locate(
         blame: Where its cause looks, in this order. Where nothing is found there, all of the first one's stage is taken.
         lines: What the runs recorded of lines.
         places: Lines that the cause itself knows; they come first.
-        tensors: The variables that the finding is about: lines that assign them come before others.
+        tensors: The variables that the finding is about: lines that assign them come before others, and of losses those that
+            train them count.
 
     Returns:
         Both.
@@ -278,7 +279,9 @@ def locate(
         return (blame[0].stage if blame else None), located(named)
     everything = [made(first.stage, *_SOURCES) if first.stage == "examples" else between(first.stage) for first in blame[:1]]
     for candidate in (*blame, *everything):
-        if locations := located(sorted(candidate.find(lines), key=lambda record: record.get("name") not in tensors)):
+        found = candidate.find(lines)
+        found = [record for record in found if not {*tensors}.isdisjoint(record.get("of", tensors))] or found
+        if locations := located(sorted(found, key=lambda record: record.get("name") not in tensors)):
             return candidate.stage, locations
     return (blame[0].stage if blame else None), ()
 

@@ -53,6 +53,7 @@ class StepLines:
         self._called_from = called_from
         self._begins = stack_lines.here()
         self.objective: list[Any] = []
+        self._losses: dict[tuple[str, ...], list[Any]] = {}
         self.taped: list[Any] = []
         self.given: list[Any] = []
         self.kept: list[Any] = []
@@ -72,9 +73,11 @@ class StepLines:
                 tensors += [self.eager.value(tensor)] if is_eager and self.eager else [] if is_eager else [tensor]
         return tensors
 
-    def tape(self, target: Any, gradients: Any) -> None:
-        """Take note of what a tape takes gradients of, and of the gradients."""
-        self.objective += self.tensors(target)
+    def tape(self, target: Any, gradients: Any, variables: Iterable[str]) -> None:
+        """Take note of what a tape takes gradients of, of the gradients, and of whose they are."""
+        losses = self.tensors(target)
+        self.objective += losses
+        self._losses.setdefault(tuple(variables), []).extend(losses)
         self.taped += self.tensors(gradients)
         self.call("gradient", "tape")
 
@@ -157,10 +160,18 @@ class StepLines:
             loss[operation] = loss[call]
             is_loss = call.type.endswith("PartitionedCall") and not flows.of(call.outputs[0]).batched
             roles[operation] = words if is_loss else words - {*_IN_THE_TAIL}
-        stages = {"loss": self.lines(loss, roles)} | self._of_given()
+        stages = {"loss": self._of_variables(self.lines(loss, roles))} | self._of_given()
         for stage, entries in self.calls.items():
             stages[stage] = [*stages.get(stage, []), *entries]
         return {stage: entries for stage, entries in stages.items() if entries}
+
+    def _of_variables(self, entries: list[Entry]) -> list[Entry]:
+        """Say of lines whose gradients they make, where several losses train different variables."""
+        of_place: dict[tuple[Any, ...], list[str]] = {}
+        for names, losses in self._losses.items() if len(self._losses) > 1 else ():
+            for entry in self.lines(walks.region(losses, self.rows, self._is_own), {}):
+                of_place.setdefault(_place(entry), []).extend(names)
+        return [entry | ({"of": of_place[_place(entry)]} if _place(entry) in of_place else {}) for entry in entries]
 
     def _roles_of_loss(self, loss: Collection[Any], flows: walks.Flows) -> dict[Any, set[str]]:
         is_of_each = all(flows.of(tensor).batched for tensor in self.objective)
@@ -216,8 +227,12 @@ class StepLines:
             entry = self.entry(stack_lines.of_operation(operation), dict.fromkeys(roles.get(operation, ()), distance), distance)
             if not entry.get("file"):
                 continue
-            place = (entry["file"], entry.get("cell"), entry["line"])
+            place = _place(entry)
             kept = entries.setdefault(place, entry)
             kept["roles"] = entry["roles"] | kept["roles"]  # walked from near to far: the nearest one counts
             kinds.setdefault(place, Counter())[operation.type] += 1
         return [entry | {"operations": dict(kinds[place])} for place, entry in entries.items()]
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    return entry["file"], entry.get("cell"), entry["line"]

@@ -6,7 +6,7 @@ is taken last, and only where each replica has a function of its own loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
@@ -86,8 +86,15 @@ def of_a_factor(case: Case) -> Sign | None:
         # Where the losses agree, their gradients do, and what the program makes of these has the factor.
         blame=[operations("sum", "averages")] * (scale < 1)
         + [operations("given", "scale"), between("given")] * case.losses_agree([fits[0].step]),
+        tensors=trained_by(case, scales),
         then=lambda: case.explain_fits(fits, follows),
     )
+
+
+def trained_by(case: Case, optimizers: Collection[str]) -> list[str]:
+    """Return the names of the variables that some optimizers train."""
+    first = [complete(case.base.runs.reference, name)[:1] for name in sorted(optimizers)]
+    return [tensor for steps in first for step in steps for tensor in names_of(step)]
 
 
 def _in_turn(scales: Mapping[str, float], told: Callable[[float], str]) -> str:
@@ -269,6 +276,7 @@ def of_a_count(case: Case) -> Sign | None:
         OF_A_COUNT,
         f"{_with_weights(fits)}; every replica has equally many examples",
         fix_of_count(case),
+        tensors=trained_by(case, {fit.optimizer for fit in fits}),
         then=lambda: case.explain_fits(fits),
     )
 
