@@ -143,12 +143,9 @@ _OF_THE_RUN = Group(
         endings.PYTHON_DEADLOCK,
         replicas.REPLICAS_MISSING,
         surprises.LOST_BATCHES,
-        tensors.STATIC_IN_GRAPH,
-        tensors.CACHED_RANDOMNESS,
-        surprises.SURPRISING,
-        shared_files.CHECKPOINT_CONFLICT,
     )
 )
+_ADVICE = Group((tensors.STATIC_IN_GRAPH, tensors.CACHED_RANDOMNESS, surprises.SURPRISING, shared_files.CHECKPOINT_CONFLICT))
 _OF_EXAMPLES = (
     Group((randomness.UNSEEDED, samples.COUNTED, samples.BATCH_SIZE)),
     Group((samples.REPEATED, samples.MISSING, samples.REORDERED)),
@@ -184,6 +181,7 @@ _OF_THE_REST = (Group((updates.FINAL_WEIGHTS, hosts.OF_EXAMPLES, hosts.OF_THE_ST
 _OF_RECOVERY = Group((endings.NOT_RECOVERED, endings.CHECKPOINT_NOT_RESTORED, endings.RECOVERED_DIFFERENTLY))
 _GROUPS = (
     _OF_THE_RUN,
+    _ADVICE,
     *_OF_EXAMPLES,
     *_OF_NUMBERS,
     *gradients.WAYS,
