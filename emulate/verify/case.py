@@ -492,6 +492,11 @@ class Case:
         steps = (step for name in self.topology.optimizers for step in complete(self.topology, name)[:1])
         return clips and not any(local.taped for step in steps for local in step.values())
 
+    @property
+    def state(self) -> tuple[int, int]:
+        """Return what tells whether others see something new: which base there is, and how many differences are left."""
+        return id(self._base), 0 if self._base is None else len(self.left())
+
     def left(self) -> list[Point]:
         """Return the differences of the base that neither the arithmetic nor its consequences explain."""
         predicates = [*self._explained, *self._explained_always]

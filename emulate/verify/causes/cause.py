@@ -241,19 +241,19 @@ class Group:
     applies: Callable[[Case], bool] = lambda case: True
 
     def ask(self, case: Case) -> bool:
-        """Tell the case what is seen of these causes, and take out what they explain; return whether there is any."""
+        """Tell the case what is seen of these causes, and take out what they explain; return whether that changes anything."""
         asked = [cause for cause in self.causes if cause.is_open(case)]
         if not asked or not self.applies(case):
             return False
         signs = [(cause, sign) for cause in asked if (sign := cause.search(case)) is not None]
         decided = {cause.code for cause, sign in signs if sign.summary and not (sign.advice or cause.advice)}
         told = [(cause, sign) for cause, sign in signs if decided.isdisjoint(cause.unless)]
-        findings = [cause.found(sign, case) for cause, sign in told if sign.summary]
+        findings, before = [cause.found(sign, case) for cause, sign in told if sign.summary], case.state
         case.found += [replace(finding, allowed=finding.code in case.allow) for finding in findings]
         for _, sign in told:
             if sign.then is not None:
                 sign.then()
-        return bool(told)
+        return bool(findings) or case.state != before
 
 
 def _suited(fix: str, case: Case) -> str:

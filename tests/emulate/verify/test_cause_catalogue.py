@@ -11,6 +11,7 @@ import pytest
 from emulate.errors import UsageError
 from emulate.report import Page
 from emulate.verify import causes
+from emulate.verify.case import Case
 from emulate.verify.causes import catalogue
 from emulate.verify.causes import cause as cause_module
 from emulate.verify.causes.cause import GENERAL, TEXTS, Sign, parse_text, plain_text
@@ -44,6 +45,16 @@ def test_a_cause_is_one_function_one_text_and_one_row_of_the_catalogue(tmp_path:
         assert [(one.code, one.summary, one.evidence, one.fix) for one in found] == [
             ("made-up", "It is seen.", "4 replicas", "Delete the test.")
         ] * (replicas == 4)
+
+
+def test_a_sign_without_words_that_changes_nothing_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hides others is put out of the way as long as that shows something new."""
+    asked: list[Case] = []
+    empty = causes.Cause("loss-scaling", lambda case: Sign(then=lambda: asked.append(case)))
+    monkeypatch.setattr(catalogue, "_GROUPS", (causes.Group((empty,)), *catalogue._GROUPS))
+    folder, problem = Folder(tmp_path), Problem(steps=2)
+    found = judge(case_of(folder.trained(problem), folder.trained(problem, 2), folder.noise(problem)))
+    assert (found.verdict, len(asked)) == ("equivalent", 1)
 
 
 @pytest.mark.parametrize("cause", causes.all_causes(), ids=lambda cause: cause.code)
