@@ -101,11 +101,14 @@ class _Evaluation:
         initial = {} if self._plan.initial is None else Trace(self._plan.initial).variables("initial")
         return {name: v for values in reversed(initial.values()) for name, v in values.items() if v.array is not None}
 
-    def _take(self, function: StepFunction, values: Mapping[str, Variable]) -> None:
-        """Go to another run's values of the weights, as far as it kept them whole."""
+    def _take(self, function: StepFunction, values: Mapping[str, Variable], only: Mapping[Key, Array] | None = None) -> None:
+        """Go to another run's weights, as far as it kept them whole; where values are given, of those that still have these."""
         for name, value in values.items():
-            place = function.variables.get(("weight", name, value.trainable))
-            if place is not None and value.array is not None and value.array.is_complete:
+            key = ("weight", name, value.trainable)
+            place = function.variables.get(key)
+            if place is None or value.array is None or not value.array.is_complete:
+                continue
+            if only is None or (key in only and np.array_equal(np.ravel(only[key]), np.ravel(self._state.variables[place]))):
                 self._assign(place, value.array.read())
 
     def _assign(self, number: int, value: Array) -> None:
@@ -131,9 +134,7 @@ class _Evaluation:
             yield function, [self._permuted(share, step) for share in shares]
 
     def _follow_weights(self, function: StepFunction, made: Record) -> bool:
-        """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole.
-
-        Return whether that run, if there is one, has made the update.
+        """Go on, after an update, with the leading run's weights; return whether that run, if there is one, has made it.
 
         They are those that the update left. What the step assigns after it (weights that it clips) stays as it was made.
         """
@@ -142,14 +143,12 @@ class _Evaluation:
         optimizer = made.about["optimizer"]
         index = self._made[optimizer]
         self._made[optimizer] += 1
-        now = {key: self._state.variables[number].numpy() for key, number in function.variables.items()}
-        left = {key[1] for key, value in made.values if key in now and np.array_equal(now[key].ravel(), value.ravel())}
         for step in self._leader.steps(optimizer)[index : index + 1]:
-            weights = [(name, value) for local in step.values() for name, value in local.weights.items() if name in left]
+            weights = [(name, value) for local in step.values() for name, value in local.weights.items()]
             # Replicas that keep parts of something have them of their own: this run has what they make together.
             own = [name for name, _ in {(name, value.digest) for name, value in weights if not value.trainable}]
             whole = [(name, value) for name, value in reversed(weights) if own.count(name) < 2]
-            self._take(function, {name: value for name, value in whole if value.array is not None})
+            self._take(function, dict(whole), dict(made.values))
         return index < len(self._leader.steps(optimizer))
 
     def _function(self, number: int) -> StepFunction:
@@ -193,8 +192,7 @@ class _Evaluation:
         """Return, by record, what a step of a noise run returns: of a forward pass that is rounded as that of its gradients."""
         if not (self._plan.perturb and any(key[0] == "result" for record in function.records for key in record.tensors)):
             return [{} for _ in function.records]
-        made = self._by_record(function.update(shares, given, rows, stays=True))
-        return [{key: value for key, value in values.items() if key[0] == "result"} for values in made]
+        return self._by_record(function.returned(shares, given, rows))
 
     def _by_record(self, results: list[list[Values]]) -> list[Values]:
         """Return what shares make of each record together."""

@@ -90,12 +90,12 @@ def _derived(taken: Sequence[Entries], number: int) -> Iterator[Entries]:
     """
     if len(taken) > 1:
         yield _stacked(taken)
-    for entries in taken:
+    for entries in taken if number else ():  # nothing can be cut into no entries, and no entries repeated
         known = sum(map(len, entries))
         begins = (0, known - number, *range(number, known - number, number)) if known >= number else ()
         for begin in begins:
             yield tuple(tuple(i - begin for i in of_share if begin <= i < begin + number) for of_share in entries)
-        if known < number and number % known == 0:
+        if 0 < known < number and number % known == 0:
             times = number // known
             yield _stacked([entries] * times)
             yield tuple(tuple(i * times + k for i in of_share for k in range(times)) for of_share in entries)

@@ -231,7 +231,7 @@ class StepFunction:
         self._captures, self._updates = about["captures"], about["updates"]
         self._state = state
         self._routes: dict[tuple[int, tuple[str, ...], bool], Route] = {}
-        self._to_updates: dict[bool, Route] = {}
+        self._to_updates: dict[tuple[bool, Sequence[str]], Route] = {}
         graph, constants = graph_of(trace, number)
         self._parts = Parts(graph, self._specs, self._captures, constants, state)
 
@@ -304,8 +304,15 @@ class StepFunction:
         by_loss = route.followed_by_loss([self._share(rows, whole, named) for rows in shares])
         return [[made[0] for made in of_loss] for of_loss in by_loss]
 
+    def returned(
+        self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
+    ) -> list[list[Values]]:
+        """Return what the step returns with these gradients in place of its own, as `update` does, and leave the state."""
+        route = self._to_update(joins=len(shares) > 1, kinds=("result",))
+        return route.followed([self._share(rows, whole, self._named(given)) for rows in shares])
+
     def update(
-        self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any], *, stays: bool = False
+        self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values], whole: Mapping[Key, Any]
     ) -> list[list[Values]]:
         """Make the step with these gradients in place of its own: of all rows, or of one share after the other as replicas do.
 
@@ -313,17 +320,14 @@ class StepFunction:
             shares: The tensors of each share by their key.
             given: What the optimizer of each record is given.
             whole: The batch that the shares are of.
-            stays: Leave the state as it is.
 
         Returns:
             Of each share the variables after the step and what it returns, by record. What each share makes of the same state
             becomes one by the mean, as far as they differ: moving averages.
         """
         route = self._to_update(joins=len(shares) > 1)
-        each = [self._share(rows, whole, self._named(given), is_alone=len(shares) == 1 and not stays) for rows in shares]
+        each = [self._share(rows, whole, self._named(given), is_alone=len(shares) == 1) for rows in shares]
         results = route.followed(each)
-        if stays:
-            return results
         assigned = {number: _together([share.assigned[number] for share in each]) for number in each[0].assigned}
         self._state.assign(assigned)
         return results
@@ -359,13 +363,13 @@ class StepFunction:
             )
         return self._routes[number, given, joins]
 
-    def _to_update(self, *, joins: bool) -> Route:
-        """Return what leads from the gradients to what all records hold after their updates."""
-        if joins not in self._to_updates:
+    def _to_update(self, *, joins: bool, kinds: Sequence[str] = _AFTER) -> Route:
+        """Return what leads from the gradients to what all records hold after their updates; to results alone without these."""
+        if (joins, kinds) not in self._to_updates:
             reductions = [reduction for reduction in self._reductions if joins and not reduction.backward]
-            given = self._given_names(self.records)
-            self._to_updates[joins] = self._route(_AFTER, self.records, given, reductions, self._updates)
-        return self._to_updates[joins]
+            given, updates = self._given_names(self.records), self._updates if kinds == _AFTER else ()
+            self._to_updates[joins, kinds] = self._route(kinds, self.records, given, reductions, updates)
+        return self._to_updates[joins, kinds]
 
     def _route(
         self,

@@ -151,7 +151,8 @@ def _is_first_replica() -> bool:
     context = tf.distribute.get_replica_context()
     if context is None:
         return True
-    return upstream.static_int(context.replica_id_in_sync_group) % upstream.num_local_replicas(context.strategy) == 0
+    local = max(1, upstream.num_local_replicas(context.strategy))
+    return upstream.static_int(context.replica_id_in_sync_group) % local == 0
 
 
 def _call(act: Callable[[], None], after: Any = ()) -> Any:

@@ -188,8 +188,9 @@ class Rows:
         trace = Trace(plan.trace)
         self._plan = plan
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
+        self._stays: dict[int, bool] = {}  # by input whether it is the same on each replica in all steps
         every = [step for steps in self._steps for step in steps]
-        examples = [step.inputs[place] for steps in self._steps for step in steps for place in _times(steps)]
+        examples = [step.inputs[place] for steps in self._steps for place in self._times(steps) for step in steps]
         if not all(array is not None and array.is_complete for array in examples):
             raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
         if not any(step.row_inputs for step in every):
@@ -213,11 +214,12 @@ class Rows:
         shares = [None] if self._plan.shares == 1 else list(reversed(order) if self._plan.backwards else order)
         shares = [0] if self._plan.part else shares
         given = [(place, key, value) for place, (key, value) in enumerate(own.items())]
-        return [{key: self._input(steps, place, share, value) for place, key, value in given} for share in shares]
+        times = self._times(steps, [value.shape for value in own.values()])
+        return [{key: self._input(steps, place, share, value, times) for place, key, value in given} for share in shares]
 
-    def _input(self, steps: list[Step], place: int, share: int | None, own: Array) -> Array:
+    def _input(self, steps: list[Step], place: int, share: int | None, own: Array, times: Mapping[int, int]) -> Array:
         """Return an input of a share: recorded examples; of others the run's own, or the recorded one where it is wanted."""
-        if place in _times(steps):
+        if place in times:
             return np.asarray(self._rows(steps, place, share).astype(own.dtype))
         found = common_input(steps, place) if self._plan.inputs else None
         return own if found is None else found.astype(own.dtype)
@@ -248,7 +250,8 @@ class Rows:
         flat = tf.nest.flatten((args, kwargs))
         recorded = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank != 0]
         like = self._steps[self._at(share)]
-        rows_at = [(place, position) for place, position in enumerate(recorded) if place in _times(like)]
+        times = self._times(like, [flat[position].shape for position in recorded])
+        rows_at = [(place, position) for place, position in enumerate(recorded) if place in times]
         dtypes = [flat[position].dtype for _, position in rows_at]
 
         def rows() -> list[Any]:
@@ -286,9 +289,31 @@ class Rows:
             return joined([_examples(step, place).read() for step in self._chosen(steps, share)])
         sizes = [sum(_examples(step, place).shape[0] for step in self._chosen(steps, k)) for k in range(self._plan.shares)]
         everything = joined([_examples(step, place).read() for step in steps])
-        of_example = np.arange(len(everything)) // _times(steps)[place]
+        of_example = np.arange(len(everything)) // self._times(steps)[place]
         dealt = everything[np.argsort(of_example % self._plan.shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
+
+    def _times(self, steps: Sequence[Step], own: Sequence[Any] = ()) -> dict[int, int]:
+        """Return which inputs of a step have entries for each example, and how many.
+
+        A vector of each replica's own may be as long by chance. So those of one device have as many, as far as shapes are
+        known, and they are not the same in all steps.
+        """
+        shares = [{place: array for place, array in enumerate(step.inputs) if array is not None} for step in steps]
+        counts = [len(step.rows or ()) for step in steps]
+        several = entries_of_examples(shares, counts, lambda place: self._is_no_data(steps, place))
+        shapes = enumerate(map(tf.TensorShape, own))
+        known = {place: shape[0] for place, shape in shapes if shape.rank and shape[0] is not None}
+        rows = next((known[place] for place in steps[0].row_inputs if place in known), None)
+        several = {place: n for place, n in several.items() if rows is None or known.get(place, n * rows) == n * rows}
+        return several | dict.fromkeys(steps[0].row_inputs, 1)
+
+    def _is_no_data(self, steps: Sequence[Step], place: int) -> bool:
+        """Return whether an input is the same on all replicas of a step, or on each replica in all steps."""
+        if place not in self._stays:
+            of_replicas = zip(*self._steps, strict=False)
+            self._stays[place] = all(common_input(of_replica, place) is not None for of_replica in of_replicas)
+        return self._stays[place] or common_input(steps, place) is not None
 
     def _shape(self, like: list[Step], place: int, share: int | None) -> list[int | None]:
         """Return the static shape of an input: the number of rows and each width, where it is the same in all such steps."""
@@ -297,14 +322,6 @@ class Rows:
         rows = {sum(shape[0] for shape in of_share) for of_share in shapes}
         widths = [{*sizes} for sizes in zip(*(shape[1:] for of_share in shapes for shape in of_share), strict=True)]
         return [sizes.pop() if len(sizes) == 1 else None for sizes in (rows, *widths)]
-
-
-def _times(steps: Sequence[Step]) -> dict[int, int]:
-    """Return which inputs of a step have entries for each example, and how many."""
-    shares = [{place: array for place, array in enumerate(step.inputs) if array is not None} for step in steps]
-    counts = [len(step.rows or ()) for step in steps]
-    several = entries_of_examples(shares, counts, lambda place: common_input(steps, place) is not None)
-    return several | dict.fromkeys(steps[0].row_inputs, 1)
 
 
 def common_input(steps: Sequence[Step], place: int) -> Array | None:

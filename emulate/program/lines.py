@@ -214,7 +214,8 @@ def _update_linecache(
 
 class _EditedSource(SourceFileLoader):
     def get_data(self, path: str) -> bytes:
-        return _texts[os.path.realpath(path)]
+        text = edited(path)
+        return super().get_data(path) if text is None else text  # also asked for what lies beside a package
 
     def path_stats(self, path: str) -> dict[str, float]:
         raise OSError(path)  # so that importlib neither reads nor writes bytecode

@@ -10,7 +10,7 @@ from emulate import graph_functions
 from gpudist_core.state import PerThread
 
 processing = PerThread(False)
-"""Whether this is the thread of a worker that brings the value of a function."""
+"""True in the thread of a worker, while that brings the value of a function."""
 
 
 @final

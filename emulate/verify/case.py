@@ -379,11 +379,6 @@ class Case:
         elif not self.lab.permutes and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
             self._replay(0, "the order of the examples matters, and differs here")
 
-    def all_agrees(self) -> bool:
-        """Return whether numbers were compared, and none of them differs."""
-        self.choose_base()
-        return self.base.is_equivalent
-
     def _replay(self, step: int, why: str) -> None:
         """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""
         again = self.switch("replay")

@@ -155,7 +155,7 @@ class Recovery:
         ours = self._joined
         return None if ours is None else compare(JoinedTrace([self.without], only=ours.indices), ours)
 
-    @property
+    @cached_property
     def _joined(self) -> JoinedTrace | None:
         """Return the traces of all lives as one; None if nothing can be compared."""
         traces = [run.trace for run in self.lives.runs if run.trace is not None]

@@ -177,3 +177,35 @@ def test_what_one_function_keeps_for_another_is_not_left_out(
     (run,) = judged.runs
     assert run.verdict == verdict, render(judged)
     assert run.first_divergence is None or (run.first_divergence.kind, run.first_divergence.step) == ("weight", 3)
+
+
+VECTORS = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+batch = 2 * strategy.num_replicas_in_sync
+x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, x.sum(1))).batch(batch))
+with strategy.scope():
+    weights = tf.Variable(x[0])
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build([weights])
+def vector(context):
+    return np.array([context.replica_id_in_sync_group, 1, 2, 3], "float32")
+own = strategy.experimental_distribute_values_from_function(vector)
+def step(x, y, own):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((tf.linalg.matvec(x, weights) - y) ** 2) / batch * tf.reshape(own, [4])[1]
+    optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+    return loss
+train = tf.function(lambda x, y, own: strategy.reduce("SUM", strategy.run(step, args=(x, y, own)), axis=None))
+for rows in data:
+    print(float(train(*rows, own)))
+"""
+
+
+def test_a_vector_of_each_replicas_own_is_no_input_with_several_entries_for_each_example(
+    preload: Preload, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(VECTORS)
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
+    assert verdict.runs[0].verdict == "equivalent", render(verdict)

@@ -248,6 +248,8 @@ class Group:
         signs = [(cause, sign) for cause in asked if (sign := cause.search(case)) is not None]
         decided = {cause.code for cause, sign in signs if sign.summary and not (sign.advice or cause.advice)}
         told = [(cause, sign) for cause, sign in signs if decided.isdisjoint(cause.unless)]
+        if not told:
+            return False
         findings, before = [cause.found(sign, case) for cause, sign in told if sign.summary], case.state
         case.found += [replace(finding, allowed=finding.code in case.allow) for finding in findings]
         for _, sign in told:

@@ -86,12 +86,12 @@ def of_a_factor(case: Case) -> Sign | None:
         # Where the losses agree, their gradients do, and what the program makes of these has the factor.
         blame=[operations("sum", "averages")] * (scale < 1)
         + [operations("given", "scale"), between("given")] * case.losses_agree([fits[0].step]),
-        tensors=trained_by(case, scales),
+        tensors=_trained_by(case, scales),
         then=lambda: case.explain_fits(fits, follows),
     )
 
 
-def trained_by(case: Case, optimizers: Collection[str]) -> list[str]:
+def _trained_by(case: Case, optimizers: Collection[str]) -> list[str]:
     """Return the names of the variables that some optimizers train."""
     first = [complete(case.base.runs.reference, name)[:1] for name in sorted(optimizers)]
     return [tensor for steps in first for step in steps for tensor in names_of(step)]
@@ -182,8 +182,7 @@ def of_shares_of_rows(case: Case) -> Sign | None:
     first = fits[0]
     rows = _examples_of_replicas(case, first)
     if case.has("empty-shard") and all(0 in _examples_of_replicas(case, fit) for fit in fits):
-        is_left = bool(_steps_left(case) & {(fit.optimizer, fit.step) for fit in fits})
-        return Sign(then=lambda: case.explain_fits(fits)) if is_left else None  # the same division, by none
+        return Sign(then=lambda: case.explain_fits(fits))  # the same division, by none
     are_even_before = first.step > 0 and case.base.first_step("gradient") == first.step
     even = f"; the {first.step} steps before it, with equally many examples on each replica, agree"
     return Sign(
@@ -276,7 +275,7 @@ def of_a_count(case: Case) -> Sign | None:
         OF_A_COUNT,
         f"{_with_weights(fits)}; every replica has equally many examples",
         fix_of_count(case),
-        tensors=trained_by(case, {fit.optimizer for fit in fits}),
+        tensors=_trained_by(case, {fit.optimizer for fit in fits}),
         then=lambda: case.explain_fits(fits),
     )
 

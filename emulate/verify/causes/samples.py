@@ -27,16 +27,16 @@ def _apart(case: Case) -> Ledger | None:
     """Return the ledger if examples differ and nothing else says why; None also where hosts number words differently."""
     ledger = case.ledger
     unusable = ledger is None or ledger.grows or ledger.first_apart is None or tables_apart(case)
-    return None if unusable or any(map(case.has, EXPLAIN_EXAMPLES)) else ledger
+    return None if unusable or any(map(case.has, _EXPLAIN_EXAMPLES)) else ledger
 
 
-EXPLAIN_EXAMPLES = ("framework-limit", "unseeded-randomness", "replicas-missing", "accumulation", "batch-size")
+_EXPLAIN_EXAMPLES = ("framework-limit", "unseeded-randomness", "replicas-missing", "accumulation", "batch-size")
 """Causes that say by themselves which examples a step has."""
 
 
 def _beside_allowed(case: Case) -> Ledger | None:
     """Return the ledger if causes that explain which examples a step has are allowed: they hide no lost or repeated ones."""
-    explained = {code for code in EXPLAIN_EXAMPLES if case.has(code)}
+    explained = {code for code in _EXPLAIN_EXAMPLES if case.has(code)}
     ledger = case.ledger if explained and explained <= set(case.allow) else None
     return None if ledger is None or ledger.grows else ledger
 

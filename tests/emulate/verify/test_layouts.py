@@ -40,6 +40,11 @@ def test_inputs_in_one_pass_their_results_and_repeats_lie_where_their_operation_
     assert arranged(repeated, ["aa", "bbcc"]) == list("aabbcc")
 
 
+def test_what_has_no_entries_is_made_of_no_part_and_repeated_never() -> None:
+    assert {*_derived([_in_turn([2, 1])], 0)} <= {((), ())}
+    assert [*_derived([_in_turn([0, 0])], 3)] == []
+
+
 def test_an_input_with_several_entries_for_each_example_is_told_from_a_table() -> None:
     def found(*shares: dict[str, np.ndarray]) -> dict[str, int]:
         counts = [len(share["x"]) for share in shares]
