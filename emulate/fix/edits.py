@@ -239,6 +239,19 @@ def _distribute(site: Site) -> Iterator[Proposal]:
         yield Proposal(words, (*imports, wrapped), CORE)
 
 
+def without_shuffle(source: Source) -> list[Change]:
+    """Return the changes under which every `fit` takes its arrays as they stand.
+
+    Args:
+        source: The file.
+    """
+    changes = []
+    for call in calls_of(source, ("fit",), source.module):
+        given = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "shuffle"]
+        changes += [source.replace(value, "False") for value in given] or [_with_argument(source, call, "shuffle=False")]
+    return changes
+
+
 EDITS: dict[str, tuple[Edit, ...]] = {
     "accumulation": (whole_batch.aggregate_otherwise,),
     "batchnorm-local-statistics": (_synchronize,),

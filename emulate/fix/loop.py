@@ -12,7 +12,7 @@ from typing import Any
 
 from emulate.cluster import Preload
 from emulate.errors import UsageError
-from emulate.fix.edits import EDITS, propose
+from emulate.fix.edits import EDITS, propose, without_shuffle
 from emulate.fix.patch import Edited, as_notebook, as_python, line_in_python, unified_diff
 from emulate.fix.source import CORE, PLAIN, Names, Proposal, Site, Source
 from emulate.program import Program, is_notebook
@@ -31,6 +31,7 @@ _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 _REPORTS = ("loss-report",)
 """A report may be right only because the training is wrong. So these causes are fixed after the others."""
 _IN_COMPILE = "With Keras compile"
+_REORDERS = " `fit` then draws the order of its examples otherwise; with shuffle=False one device trains as before."
 _IN_WORDS = "; its fix in words: "
 _NO_EDIT = "gpudist has no edit for {} yet" + _IN_WORDS + "{}"
 _NOT_PROVEN = "No edit for {} was proven ({})" + _IN_WORDS + "{}"
@@ -48,6 +49,7 @@ class FixReport:
         not_fixed: For each cause that is left, why it is left, with its fix in words.
         files: The files that the edits change.
         verifications: How many there were.
+        reorders: Whether an edit lets `fit` draw another order of the same examples.
     """
 
     before: Verdict
@@ -56,6 +58,7 @@ class FixReport:
     not_fixed: tuple[str, ...] = ()
     files: dict[Path, Edited] = field(default_factory=dict)
     verifications: int = 1
+    reorders: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -166,7 +169,8 @@ class _Search:
             fixes.append(one)
         fixes = [replace(one, proven=current.is_equivalent) for one in fixes]
         left = () if current.is_equivalent else tuple(not_fixed)
-        return FixReport(before, current, tuple(fixes), left, self.files, self.verifications)
+        reorders = any(one.words.endswith(_REORDERS) for one in fixes)
+        return FixReport(before, current, tuple(fixes), left, self.files, self.verifications, reorders)
 
     def _next(self, current: Verdict) -> tuple[tuple[Fix, Verdict] | None, list[str]]:
         """Return the first edit that helps, and why there is none for the causes before it."""
@@ -178,9 +182,14 @@ class _Search:
             refused = []
             for candidate in islice(self._candidates(finding), MOST_TRIES):
                 self.tell(f"{candidate.location}: {candidate.proposal.words}")
-                texts = {**{file: edited.after for file, edited in self.files.items()}, candidate.file: candidate.text}
-                verdict = self._verify(texts)
+                edited = {file: one.after for file, one in self.files.items()} | {candidate.file: candidate.text}
+                verdict = self._verify(edited)
                 reason = self._refusal(finding.code, current, verdict)
+                if reason is None and (change := self._change_of_one_device(finding.code)) is not None:
+                    reason = f"it changes what one device trains: {change}"
+                    if self._trains_alike_in_order(edited):
+                        proposal = replace(candidate.proposal, words=candidate.proposal.words + _REORDERS)
+                        candidate, reason = replace(candidate, proposal=proposal), None
                 if reason is None:
                     return (self._keep(candidate, verdict), verdict), []
                 refused.append(reason)
@@ -218,23 +227,39 @@ class _Search:
         below = [file.relative_to(one) for one in (Path.cwd(), self.program.folder) if file.is_relative_to(one)]
         return file.suffix in _EDITED and any("site-packages" not in path.parts for path in below)
 
-    def _verify(self, texts: dict[Path, bytes]) -> Verdict:
+    def _verify(self, texts: dict[Path, bytes], topology: Sequence[Any] = ()) -> Verdict:
         self.verifications += 1
         program = replace(self.program, edits=tuple(texts.items()))
-        return verify(program, self.topology, traces=self.folder / str(self.verifications), **self.options)
+        return verify(program, topology or self.topology, traces=self.folder / str(self.verifications), **self.options)
 
     def _refusal(self, code: str, current: Verdict, verdict: Verdict) -> str | None:
-        """Return why an edit is not kept: it leaves the cause, brings another, or changes what one device trains."""
+        """Return why an edit is not kept: it leaves the cause, or brings another."""
         before, after = _open(current), _open(verdict)
         others = {place for place in after - before if code in _REPORTS or place[1] not in _REPORTS} | (after & before)
         if not verdict.is_equivalent and (verdict.exit_code != 1 or not others < before):
             raised = [error_line(run.failure, "") for run in verdict.runs if run.failure]
             return f"{verdict.verdict} with {', '.join(raised[:1] or sorted({word for _, word in after}))}"
-        first, last = (self.folder / str(number) / "reference" for number in (1, self.verifications))
-        is_compared = self.trains_on_one_device and code not in _ONE_DEVICE_IS_WRONG
-        if is_compared and (what := changes_of_training(first, last)) is not None:
-            return f"it changes what one device trains: {what}"
         return None
+
+    def _change_of_one_device(self, code: str) -> str | None:
+        """Return what the edit verified last changes in the training on one device, where it must change nothing."""
+        is_compared = self.trains_on_one_device and code not in _ONE_DEVICE_IS_WRONG
+        return self._change_between(1, self.verifications) if is_compared else None
+
+    def _change_between(self, first: int, last: int) -> str | None:
+        return changes_of_training(*(self.folder / str(number) / "reference" for number in (first, last)))
+
+    def _trains_alike_in_order(self, edited: dict[Path, bytes]) -> bool:
+        """Return whether one device trains the same with and without edits where no `fit` shuffles."""
+        assert self.program.file is not None
+        originals = {file: self.files[file].before if file in self.files else file.read_bytes() for file in edited}
+        texts = [{self.program.file: self.program.file.read_bytes()} | some for some in (originals, edited)]
+        in_order = [{file: _in_order(file, text) for file, text in some.items()} for some in texts]
+        if in_order == texts:
+            return False
+        self.tell("both on one device, with shuffle=False")
+        alike = [self._verify(some, ["1x1"]).reference.status == "ok" for some in in_order]
+        return all(alike) and self._change_between(self.verifications - 1, self.verifications) is None
 
     def _keep(self, candidate: _Candidate, verdict: Verdict) -> Fix:
         """Take an edit over into the files."""
@@ -245,6 +270,14 @@ class _Search:
         patch = unified_diff(file, before, candidate.text)
         proposal = candidate.proposal
         return Fix(candidate.code, proposal.words, candidate.location, patch, proposal.form, verdict.verdict)
+
+
+def _in_order(file: Path, content: bytes) -> bytes:
+    """Return a file in which no `fit` shuffles its arrays."""
+    python = as_python(file, content) if is_notebook(file) else content
+    source = Source(python, file)
+    edited = source.apply(without_shuffle(source))
+    return as_notebook(content, edited) if is_notebook(file) else edited
 
 
 def _deciding(verdict: Verdict) -> list[Finding]:

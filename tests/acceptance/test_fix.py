@@ -41,6 +41,9 @@ PROVEN = {
     "bugs/update_scaling": "update-scaling",
     "bugs/variable_aggregation": "variable-aggregation",
     "corpus/wrong_uneven_fit": "uneven-batch",
+    "tutorial/train": "uneven-batch",
+    "bugs/framework_limit_accumulation": "framework-limit",
+    "bugs/framework_limit_first_batch": "framework-limit",
 }
 """Programs with the cause that an edit removes."""
 ON_HOSTS = ("replicas_missing", "missing_multiworker", "samples_repeated", "from_function", "unseeded_hosts", "update_scaling")
@@ -83,21 +86,6 @@ def test_a_proven_fix_holds_with_another_seed_more_steps_and_another_topology(na
 
 def test_the_scorecard_has_proven_fixes_to_confirm() -> None:
     assert len(FIXED) >= 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["framework_limit_accumulation", "framework_limit_first_batch"])
-def test_what_keras_cannot_fit_is_trained_by_core_where_the_order_of_the_examples_is_the_programs(
-    name: str, preload: Preload, tmp_path: Path
-) -> None:
-    (tmp_path / "data").symlink_to(FIXTURES / "data")
-    (tmp_path / "bugs").mkdir()
-    file = tmp_path / "bugs" / "train.py"
-    text = (FIXTURES / "bugs" / f"{name}.py").read_text()
-    file.write_text(text.replace("epochs=2, validation_data", "epochs=2, shuffle=False, validation_data"))
-    report = fix(Program.find(str(file)), ["1x4"], preload=preload)
-    assert report.exit_code == 0, report.not_fixed
-    assert [(one.code, one.form) for one in report.fixes] == [("framework-limit", "core")]
 
 
 @pytest.mark.slow

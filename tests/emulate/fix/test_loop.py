@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ class Judge:
     """Find the causes of `CODES` in the text that would run, and note how often it was asked."""
 
     def __init__(self, monkeypatch, *, same_on_one_device=lambda text: True, more=lambda text: (), at=None):
-        self.texts, self._at = [], at
+        self.texts, self.topologies, self._at = [], [], at
         self.reference = Reference("ok", 20)
         self._more = more
         monkeypatch.setattr(loop, "verify", self._verify)
@@ -48,6 +49,7 @@ class Judge:
         )
 
     def _verify(self, program, topology, *, traces, preload):
+        self.topologies.append(topology)
         text = dict(program.edits).get(program.file, program.file.read_bytes()).decode()
         self.texts.append(text)
         findings = [
@@ -111,6 +113,45 @@ def test_an_edit_that_changes_what_one_device_trains_is_refused(program, monkeyp
     assert why.startswith(
         "No edit for loss-scaling was proven (edit 1: it changes what one device trains: the optimizers; edit 2:"
     )
+
+
+FIT = """\
+import tensorflow as tf
+
+model.compile("sgd", "mse")
+model.fit(x, y, batch_size=50)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "in_order", "is_kept"),
+    [
+        (FIT, "batch_size=50, shuffle=False)", True),
+        (FIT.replace("50", "50, shuffle=flag"), "batch_size=50, shuffle=False)", True),
+        (FIT, "never in this text", False),
+        (FIT.replace("50", "50, shuffle=False"), "never in this text", False),
+    ],
+)
+def test_an_edit_may_draw_another_order_of_the_examples_if_one_device_trains_the_same_in_order(
+    program, monkeypatch, text, in_order, is_kept
+):
+    judge = Judge(monkeypatch, same_on_one_device=lambda text: "gd.distributed" not in text or in_order in text)
+    monkeypatch.setitem(CODES, "uneven-batch", ('model.compile("sgd"', None))
+    original = judge._verify
+
+    def verify(program, *args, **options):
+        verdict = original(program, *args, **options)
+        right = Run("1x4", "equivalent")
+        return replace(verdict, runs=(right,)) if "gd.distributed" in judge.texts[-1] else verdict
+
+    monkeypatch.setattr(loop, "verify", verify)
+    report = fix(program(text), ["1x4"])
+    assert ([one.code for one in report.fixes], report.reorders) == ((["uneven-batch"], True) if is_kept else ([], False))
+    ran_in_order = [text for text, topology in zip(judge.texts, judge.topologies, strict=True) if topology == ["1x1"]]
+    assert [("gd.distributed" in text, "shuffle=False" in text) for text in ran_in_order] == (
+        [(False, True), (True, True)] if "shuffle=False" not in text else []
+    )
+    assert "shuffle=False" not in report.patch
 
 
 def test_an_edit_that_brings_another_cause_is_refused(program, monkeypatch):
