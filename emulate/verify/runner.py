@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import tempfile
@@ -75,6 +76,7 @@ class Runner:
         self.started = StartedRuns()
         self.evaluations = 0
         self._notes: dict[Told, None] = {}
+        self._environment: dict[str, str] = {}
         # Hosts have our own part from the process that they are forked from, instead of importing it each for itself.
         self._parents = Parents(preload, (__package__, *settings.program.imports))
 
@@ -320,9 +322,9 @@ class Runner:
         outcome = "stopped"
         try:
             self._attempt(result, plan.trace, plan, reference=reference, seconds=self.settings.timeout)
-            if (crash := _crash(result)) and not self.settings.faults:
+            if (why := self._without_onednn(result) or self._crash(result)) is not None:
                 with self._lock:
-                    self._notes.setdefault(told("run-repeated")(f"The run '{label}' was repeated: {crash}."))
+                    self._notes.setdefault(why)
                 remove_tree(plan.trace)
                 result = RunResult(label, topology, None, arm=arm)
                 self._attempt(result, plan.trace, plan, reference=reference, seconds=self.settings.timeout)
@@ -337,6 +339,25 @@ class Runner:
             self.limit.leave(label)
             self._progress.run_ended(label, outcome)
         return result
+
+    def _without_onednn(self, result: RunResult) -> Told | None:
+        """Switch oneDNN off for all further runs, and say so, where it has ended a run: the program need not fail on GPUs."""
+        errors = "\n".join([result.failure or "", *result.raised.values()])
+        with self._lock:
+            is_chosen = _ONEDNN in os.environ or _ONEDNN in self._environment or self.settings.device != "cpu"
+            if is_chosen or not any(re.search(pattern, errors) for pattern in _OF_ONEDNN):
+                return None
+            self._environment[_ONEDNN] = "0"
+        self._parents.replace(self._parents.current, _ONEDNN, "0")
+        return _ONEDNN_OFF
+
+    def _crash(self, result: RunResult) -> Told | None:
+        """Say what crashed if a memory error ended a host: a crash inside TensorFlow may not recur."""
+        for host, code in sorted(result.codes.items()):
+            if result.statuses.get(host) == "killed" and code in _FAULTS_OF_MEMORY and not self.settings.faults:
+                what = f"host {host} was ended by {signal.Signals(-code).name}, a crash of TensorFlow or another library in C"
+                return _REPEATED.format(result.label, what)
+        return None
 
     def _check_last_host(self, result: RunResult, plan: ProbePlan) -> None:
         """Run a program that asks for the number of its host with another number, and see that it trains the same."""
@@ -407,7 +428,7 @@ class Runner:
             entry=entry,
             directory=folder,
             device=settings.device,
-            environment=COMPARABLE_ON_GPUS if settings.device == "gpu" else {},
+            environment=COMPARABLE_ON_GPUS if settings.device == "gpu" else dict(self._environment),
             all_reduce=settings.all_reduce,
             network=settings.network,
             tf_config=settings.tf_config if reference else None,
@@ -434,15 +455,24 @@ class Runner:
         Trace.describe(plan.trace, about)
 
 
-def _crash(result: RunResult) -> str | None:
-    """Return what crashed if a memory error ended a host: a crash inside TensorFlow may not recur."""
-    for host, code in sorted(result.codes.items()):
-        if result.statuses.get(host) == "killed" and code in _FAULTS_OF_MEMORY:
-            return f"host {host} was ended by {signal.Signals(-code).name}, a crash of TensorFlow or another library in C"
-    return None
-
-
 _STARTED_AGAIN = told("started-for-noise")("To measure rounding, gpudist started the program again, because {}.")
+_REPEATED = told("run-repeated")("The run '{}' was repeated: {}.")
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+_EMPTY = r"\[0(,\d+)+\]"
+_OF_ONEDNN = (
+    rf"(?is)conv.*{_EMPTY} (!=|vs\.) [^\[]*{_EMPTY}",
+    rf"Must provide as many biases as the last dimension .*\[\d+\] vs\. {_EMPTY}",
+    r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",
+    r"Check failed: dtype\(\) == expected_dtype",
+)
+"""Errors of oneDNN on a replica without examples (TensorFlow 2.21).
+
+Its convolution returns the input, which has another shape. Its gradient of max pooling ends the process.
+"""
+_ONEDNN_OFF = told("onednn-off")(
+    f"gpudist switched TensorFlow's oneDNN kernels off ({_ONEDNN}=0) and ran the program again, because they fail on a replica "
+    "without examples. GPUs do not have these kernels."
+)
 _FAULTS_OF_MEMORY = (-signal.SIGSEGV, -signal.SIGBUS)
 
 

@@ -173,10 +173,6 @@ _NOT_DETERMINISTIC = (
     r"|not (yet )?have a deterministic (\w+ )?implementation|would have been executed is not deterministic"
     r"|deterministic mode is not supported"
 )
-_EMPTY_CONVOLUTION = (
-    "A replica without examples runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an empty "
-    "batch"
-)
 LIMITS = (
     Limit(
         (r"merge_call`? called while defining a new graph", r"_backend_apply_gradients|base_optimizer|Cond\.call"),
@@ -213,9 +209,6 @@ LIMITS = (
         ),
         "Under a strategy Keras 3's fit first calls a model with the mean of the replicas' inputs: floats in place of integers",
     ),
-    Limit((r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"), _EMPTY_CONVOLUTION),
-    Limit((r"Must provide as many biases as the last dimension .*\[\d+\] vs\. \[0(,\d+)+\]",), _EMPTY_CONVOLUTION),
-    Limit((r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",), _EMPTY_CONVOLUTION),
     Limit(
         (r"Attempt to convert a value \((PerReplica|DistributedVariable)|Invalid reduction dimension 0",),
         "Keras 3's fit and evaluate do not work under MultiWorkerMirroredStrategy (keras#20585)",
