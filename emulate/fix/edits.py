@@ -125,6 +125,9 @@ def _scale_regularization(statement: cst.SimpleStatementLine, source: Source, na
     for value in values:
         yield Proposal(words, (source.replace(value, f"{names.tf}.nn.scale_regularization_loss({source.code(value)})"),))
         yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
+    sums = [one for one in source.all(cst.BinaryOperation, statement) if isinstance(one.operator, cst.Add)]
+    for value in [one.right for one in sums]:
+        yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
 
 
 @of_line

@@ -138,6 +138,11 @@ def test_names_that_an_edit_makes_are_new():
     assert "tf.reduce_sum(x) / count_1" in edited
 
 
+def test_a_term_that_is_added_to_a_gradient_is_divided_by_the_replicas():
+    body = "def step(gradients, weights):\n    gradients = [g + 0.02 * v for g, v in zip(gradients, weights)]  # here\n"
+    assert "[g + (0.02 * v) / strategy.num_replicas_in_sync for g, v" in lines("regularization-per-replica", body)
+
+
 def test_a_regularization_term_is_scaled():
     body = "def step(loss):\n    loss += tf.add_n(model.losses)  # here\n"
     assert "loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))  # here" in lines(
