@@ -126,8 +126,8 @@ def _scale_regularization(statement: cst.SimpleStatementLine, source: Source, na
         yield Proposal(words, (source.replace(value, f"{names.tf}.nn.scale_regularization_loss({source.code(value)})"),))
         yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
     sums = [one for one in source.all(cst.BinaryOperation, statement) if isinstance(one.operator, cst.Add)]
-    for value in [one.right for one in sums]:
-        yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
+    for term in [one.right for one in sums]:
+        yield Proposal(words, (source.replace(term, f"{_operand(source, term)} / {names.replicas}"),))
 
 
 @of_line
@@ -243,16 +243,24 @@ def _distribute(site: Site) -> Iterator[Proposal]:
 
 
 def without_shuffle(source: Source) -> list[Change]:
-    """Return the changes under which every `fit` takes its arrays as they stand.
+    """Return the changes under which every `fit` of Keras takes its arrays as they stand.
 
     Args:
         source: The file.
     """
     changes = []
+    compiled = {source.code(call.func) for call in calls_of(source, ("compile",), source.module)}
     for call in calls_of(source, ("fit",), source.module):
-        given = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "shuffle"]
-        changes += [source.replace(value, "False") for value in given] or [_with_argument(source, call, "shuffle=False")]
+        given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+        is_keras = source.code(call.func).removesuffix("fit") + "compile" in compiled or given.keys() & _OF_KERAS_FIT
+        if "shuffle" in given:
+            changes.append(source.replace(given["shuffle"], "False"))
+        elif is_keras:
+            changes.append(_with_argument(source, call, "shuffle=False"))
     return changes
+
+
+_OF_KERAS_FIT = {"batch_size", "callbacks", "epochs", "validation_data", "validation_split", "verbose"}
 
 
 EDITS: dict[str, tuple[Edit, ...]] = {

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("libcst")
 
 from emulate.errors import UsageError
-from emulate.fix.edits import EDITS, propose
+from emulate.fix.edits import EDITS, propose, without_shuffle
 from emulate.fix.source import CORE, PLAIN, Names, Site, Source
 from emulate.verify.causes import all_causes
 
@@ -148,6 +148,17 @@ def test_a_regularization_term_is_scaled():
     assert "loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))  # here" in lines(
         "regularization-per-replica", body
     )
+
+
+def test_every_fit_of_keras_takes_its_arrays_in_order_and_no_other_fit_is_changed():
+    text = "scaler.fit(x)\nnet.compile(loss)\nnet.fit(x, y)\nself.m.fit(x, epochs=2)\nmodel.fit(x, shuffle=True)\n"
+    source = Source(text.encode(), Path("train.py"))
+    assert source.apply(without_shuffle(source)).decode().splitlines()[2:] == [
+        "net.fit(x, y, shuffle=False)",
+        "self.m.fit(x, epochs=2, shuffle=False)",
+        "model.fit(x, shuffle=False)",
+    ]
+    assert source.apply(without_shuffle(source)).decode().startswith("scaler.fit(x)\nnet.compile(loss)\n")
 
 
 def test_gradients_are_summed_before_they_are_clipped():
