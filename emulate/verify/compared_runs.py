@@ -14,7 +14,7 @@ counts is that of the computation, and the noise runs must be disturbed by that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -184,11 +184,13 @@ def _gradients(ours: StepOfAll, theirs: StepOfAll) -> tuple[Floats, Floats]:
     return np.concatenate(added), np.concatenate(whole)
 
 
-def updates(topology: Trace, reference: Trace, optimizer: str, step: int) -> tuple[Floats, Floats]:
-    """Return how a step moved the weights, in the topology and in the reference."""
+def updates(
+    topology: Trace, reference: Trace, optimizer: str, step: int, *, leaving: Collection[str] = ()
+) -> tuple[Floats, Floats]:
+    """Return how a step moved the weights, but those of some variables, in the topology and in the reference."""
     ours, theirs = topology.steps(optimizer)[step], reference.steps(optimizer)[step]
     moved, expected = [np.zeros(0)], [np.zeros(0)]
-    for tensor in names_of(theirs):
+    for tensor in [name for name in names_of(theirs) if name not in leaving]:
         stored = [
             weight_of(ours, tensor),
             weights_before(topology, optimizer, step, tensor),
