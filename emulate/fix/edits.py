@@ -243,20 +243,23 @@ def _distribute(site: Site) -> Iterator[Proposal]:
 
 
 def without_shuffle(source: Source) -> list[Change]:
-    """Return the changes under which every `fit` of Keras takes its arrays as they stand.
+    """Return the changes under which nothing shuffles: neither datasets, nor what makes them, nor the `fit` of Keras.
 
     Args:
         source: The file.
     """
     changes = []
     compiled = {source.code(call.func) for call in calls_of(source, ("compile",), source.module)}
-    for call in calls_of(source, ("fit",), source.module):
+    for call in source.all(cst.Call):
+        name = last_name(call.func)
         given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
         is_keras = source.code(call.func).removesuffix("fit") + "compile" in compiled or given.keys() & _OF_KERAS_FIT
         if "shuffle" in given:
             changes.append(source.replace(given["shuffle"], "False"))
-        elif is_keras:
+        elif (name == "fit" and is_keras) or name.endswith("_dataset_from_directory"):
             changes.append(_with_argument(source, call, "shuffle=False"))
+        elif name == "shuffle" and isinstance(call.func, cst.Attribute) and last_name(call.func.value) != "random":
+            changes.append(Change(source.span(call.func.value)[1], source.span(call)[1], ""))
     return changes
 
 

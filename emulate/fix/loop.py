@@ -31,7 +31,7 @@ _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 _REPORTS = ("loss-report",)
 """A report may be right only because the training is wrong. So these causes are fixed after the others."""
 _IN_COMPILE = "With Keras compile"
-_REORDERS = " `fit` then draws the order of its examples otherwise; with shuffle=False one device trains as before."
+_REORDERS = " The order of the examples is then drawn otherwise; without shuffling one device trains as before."
 _IN_WORDS = "; its fix in words: "
 _NO_EDIT = "gpudist has no edit for {} yet" + _IN_WORDS + "{}"
 _NOT_PROVEN = "No edit for {} was proven ({})" + _IN_WORDS + "{}"
@@ -49,7 +49,7 @@ class FixReport:
         not_fixed: For each cause that is left, why it is left, with its fix in words.
         files: The files that the edits change.
         verifications: How many there were.
-        reorders: Whether an edit lets `fit` draw another order of the same examples.
+        reorders: Whether with an edit another order of the same examples is drawn.
     """
 
     before: Verdict
@@ -250,14 +250,14 @@ class _Search:
         return changes_of_training(*(self.folder / str(number) / "reference" for number in (first, last)))
 
     def _trains_alike_in_order(self, edited: dict[Path, bytes]) -> bool:
-        """Return whether one device trains the same with and without edits where no `fit` shuffles."""
+        """Return whether one device trains the same with and without edits where nothing shuffles."""
         assert self.program.file is not None
         originals = {file: self.files[file].before if file in self.files else file.read_bytes() for file in edited}
         texts = [{self.program.file: self.program.file.read_bytes()} | some for some in (originals, edited)]
         in_order = [{file: _in_order(file, text) for file, text in some.items()} for some in texts]
         if in_order == texts:
             return False
-        self.tell("both on one device, with shuffle=False")
+        self.tell("both on one device, without shuffling")
         alike = [self._verify(some, ["1x1"]).reference.status == "ok" for some in in_order]
         return all(alike) and self._change_between(self.verifications - 1, self.verifications) is None
 
@@ -273,7 +273,7 @@ class _Search:
 
 
 def _in_order(file: Path, content: bytes) -> bytes:
-    """Return a file in which no `fit` shuffles its arrays."""
+    """Return a file in which nothing shuffles."""
     python = as_python(file, content) if is_notebook(file) else content
     source = Source(python, file)
     edited = source.apply(without_shuffle(source))
