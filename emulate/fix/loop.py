@@ -186,10 +186,11 @@ class _Search:
                 verdict = self._verify(edited)
                 reason = self._refusal(finding.code, current, verdict)
                 if reason is None and (change := self._change_of_one_device(finding.code)) is not None:
-                    reason = f"it changes what one device trains: {change}"
-                    if self._trains_alike_in_order(edited):
+                    if (change := self._change_in_order(edited, change)) is None:
                         proposal = replace(candidate.proposal, words=candidate.proposal.words + _REORDERS)
-                        candidate, reason = replace(candidate, proposal=proposal), None
+                        candidate = replace(candidate, proposal=proposal)
+                    else:
+                        reason = f"it changes what one device trains: {change}"
                 if reason is None:
                     return (self._keep(candidate, verdict), verdict), []
                 refused.append(reason)
@@ -249,17 +250,17 @@ class _Search:
     def _change_between(self, first: int, last: int) -> str | None:
         return changes_of_training(*(self.folder / str(number) / "reference" for number in (first, last)))
 
-    def _trains_alike_in_order(self, edited: dict[Path, bytes]) -> bool:
-        """Return whether one device trains the same with and without edits where nothing shuffles."""
+    def _change_in_order(self, edited: dict[Path, bytes], change: str) -> str | None:
+        """Return what edits change in the training on one device where nothing shuffles, if that can be seen; else `change`."""
         assert self.program.file is not None
         originals = {file: self.files[file].before if file in self.files else file.read_bytes() for file in edited}
         texts = [{self.program.file: self.program.file.read_bytes()} | some for some in (originals, edited)]
         in_order = [{file: _in_order(file, text) for file, text in some.items()} for some in texts]
         if in_order == texts:
-            return False
+            return change
         self.tell("both on one device, without shuffling")
         alike = [self._verify(some, ["1x1"]).reference.status == "ok" for some in in_order]
-        return all(alike) and self._change_between(self.verifications - 1, self.verifications) is None
+        return self._change_between(self.verifications - 1, self.verifications) if all(alike) else change
 
     def _keep(self, candidate: _Candidate, verdict: Verdict) -> Fix:
         """Take an edit over into the files."""

@@ -87,11 +87,15 @@ def check_scope(
     """
     if strategy.num_replicas_in_sync == 1:
         return
+    flatten = getattr(model, "_flatten_layers", list)
+    # Training changes nothing of a layer that was adapted.
+    adapted = {id(variable) for layer in flatten() if hasattr(layer, "adapt") for variable in layer.variables}
     owners = [("model", model), ("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
     owned = [(name, list(getattr(owner, "variables", []))) for name, owner in owners]
     for name, variables in [*owned, ("variable that is trained", list(trained or []))]:
         for variable in variables:
-            if getattr(plain(variable), "distribute_strategy", None) is not strategy:
+            is_inside = getattr(plain(variable), "distribute_strategy", None) is strategy
+            if not is_inside and id(variable) not in adapted:
                 raise _outside(name, variable, strategy)
 
 

@@ -48,6 +48,11 @@ def _calls() -> dict[str, Callable[[], Any]]:
         keeping = keras.Sequential([keras.Input((64,)), keras.layers.SpectralNormalization(keras.layers.Dense(10))])
         single = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
         active = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activity_regularizer="l2")])
+    adapted = keras.layers.Normalization()
+    adapted.adapt(np.ones((2, 64), "float32"))
+    with where.scope():
+        with_adapted = keras.Sequential([keras.Input((64,)), adapted, keras.layers.Dense(10)])
+        of_adapted = keras.optimizers.SGD(0.1)
     beside_values = keras.metrics.Mean(name="mean")
     foreign = tf.Variable(1.0, name="foreign")
     outside, other, beside = make(), keras.optimizers.SGD(0.1), keras.metrics.SparseCategoricalAccuracy()
@@ -121,6 +126,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "a loss over all rows, by name": lambda: TrainStep(model, optimizer, "dice"),
         "a loss of three": lambda: TrainStep(model, optimizer, _of_three),
         "unknown draws": lambda: TrainStep(model, optimizer, loss, draws="column"),
+        "an adapted layer outside": lambda: TrainStep(with_adapted, of_adapted, loss)(batch),
         "model outside": lambda: TrainStep(outside, optimizer, loss, strategy=where),
         "optimizer outside": lambda: TrainStep(model, other, loss),
         "metric outside": lambda: TrainStep(model, optimizer, loss, metrics=[beside]),
@@ -215,6 +221,7 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "a loss of three": "A loss must take (y, y_pred): the targets and the model's output. Received: "
         "loss='_of_three(model, x, y)'. The step calls the model itself. The loss returns a value for each example.",
         "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'.",
+        "an adapted layer outside": "nothing",
         "model outside": "The model must be made in the scope of the step's strategy. Received: variable='kernel', "
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
         "metric outside": "The metric must be made in the scope of the step's strategy. Received: variable='total', "
