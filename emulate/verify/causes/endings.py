@@ -177,6 +177,7 @@ _EMPTY_CONVOLUTION = (
     "A replica without examples runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an empty "
     "batch"
 )
+_OUT_OF_SCOPE = "A model, its optimizer or a trained variable was created outside of the strategy's scope, and others inside"
 LIMITS = (
     Limit(
         (r"merge_call`? called while defining a new graph", r"_backend_apply_gradients|base_optimizer|Cond\.call"),
@@ -234,9 +235,10 @@ LIMITS = (
         "MultiWorkerMirroredStrategy must be created before anything else that TensorFlow does in the process",
     ),
     Limit(
-        (r"AssertionError", r"_distributed_tf_update_step"),
-        "A variable that was created outside of the strategy's scope is trained inside of it",
+        (r"Mixing different tf\.distribute|inside \"with strategy\.scope|passed a variable created in this tf\.distribute",),
+        _OUT_OF_SCOPE,
     ),
+    Limit((r"AssertionError", r"_distributed_tf_update_step"), _OUT_OF_SCOPE),
     Limit(
         (r"Trying to access resource .* located in device .* from device",),
         "A step compiled by XLA (jit_compile=True) cannot reach variables of another device",
