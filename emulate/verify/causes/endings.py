@@ -214,7 +214,7 @@ LIMITS = (
         ),
         "Under a strategy Keras 3's fit first calls a model with the mean of the replicas' inputs: floats in place of integers",
     ),
-    Limit((r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"), _EMPTY_CONVOLUTION),
+    Limit((r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]",), _EMPTY_CONVOLUTION),
     Limit((r"Must provide as many biases as the last dimension .*\[\d+\] vs\. \[0(,\d+)+\]",), _EMPTY_CONVOLUTION),
     Limit((r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",), _EMPTY_CONVOLUTION),
     Limit(

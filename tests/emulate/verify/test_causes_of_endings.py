@@ -139,6 +139,7 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "model.fit(x)\nInvalidArgumentError: Value for attr 'T' of string is not in the list of allowed values: AddN",
         "model.fit(x)\nTypeError: Value passed to parameter 'x' has DataType float32 not in list of allowed values: int32",
         "conv2d_1/ReluGrad must have the same size and shape.  Input 0: [0,6,6,8] != input 1: [0,8,8,1]",
+        "logistic_loss/Select must have the same size and shape.  Input 0: [0,4,4,12] != input 2: [0,4,4,1]",  # far behind it
         "InvalidArgumentError: Must provide as many biases as the last dimension of the input tensor: [8] vs. [0,10,3]",
         "ValueError: Attempt to convert a value (PerReplica:{}) with an unsupported type",
         "InvalidArgumentError: Trying to access resource w located in device /device:CPU:1 from device /device:CPU:0",
