@@ -409,12 +409,6 @@ def constant_maker() -> tuple[Any, str]:
     return load("tensorflow.python.framework.ops"), "_create_graph_constant"
 
 
-def line_of(operation: Any) -> str:
-    """Return the innermost line of the program itself that made an operation; empty where none has."""
-    frames = [frame for frame in operation.traceback if not is_library(frame.filename)]
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-
-
 def is_library(file: str) -> bool:
     """Return whether a file is TensorFlow's, Keras's or ours: a finding is located at a line of the user."""
     modules = [sys.modules[name] for name in _LIBRARIES if name in sys.modules]

@@ -161,7 +161,7 @@ class HangJudge:
             return None
         if is_hopeless:
             where = {number: self._where(host) for number, host in enumerate(self._hosts)}
-            return Hang(self._code(live), self._text(where), where)
+            return Hang(self._code(live, cluster), self._text(where), where)
         self._since = None  # asked again only after as long
         return self._explain(live, cluster)
 
@@ -190,7 +190,7 @@ class HangJudge:
     def _text(self, where: dict[int, str]) -> str:
         return "; ".join(f"{host_name(self._roles, number)} {what}" for number, what in sorted(where.items()))
 
-    def _code(self, live: dict[int, HostState]) -> str:
+    def _code(self, live: dict[int, HostState], cluster: Watched) -> str:
         ends = {host.end[0] for host in self._hosts if host.end is not None}
         if ends - {"returned", "reached"}:
             return "host-exited"
@@ -198,9 +198,12 @@ class HangJudge:
             return "unequal-steps"
         ordinals = {host.place[1] for host in live.values()}
         names = {host.place[2] for host in live.values()}
-        # The hosts run the same collectives, equally many, in different orders.
-        is_a_matter_of_order = len(ordinals) == 1 and len(names) > 1 and all(names <= host.known for host in live.values())
-        return "collective-order" if is_a_matter_of_order else "collective-mismatch"
+        have_the_same = len(ordinals) == 1 and len(names) > 1 and all(names <= host.known for host in live.values())
+        if not have_the_same:
+            return "collective-mismatch"
+        threads = cluster.threads() if hasattr(cluster, "threads") else {}
+        # One line starts the same collectives in different orders. At another line a host may well do something alone.
+        return "collective-order" if len(set(map(place_of, threads.values()))) <= 1 else "collective-mismatch"
 
     def _where(self, host: HostState) -> str:
         after = host.after

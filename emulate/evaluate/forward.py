@@ -46,6 +46,7 @@ class Forward:
         function: The whole step.
         objectives: The names of the tensors that gradients are taken of.
         own_sums: Those of the tensors that the step itself has summed over the replicas.
+        own_gathers: Those of the tensors that the step itself has gathered from them.
         kind: Of what the gradients are compared with: `taped`, or `gradient` where optimizers are given the tapes' own.
         variables: The numbers of the variables that have such gradients.
         rows: The names of the tensors of examples, by key.
@@ -62,6 +63,7 @@ class Forward:
         record, about = records[self._place], described(trace, number)
         self.objectives = [name for key, name in record.tensors.items() if key[0] == "objective"]
         self.own_sums = [after for r in about["reductions"] if not r["backward"] for _, after, *_ in r["tensors"]]
+        self.own_gathers: list[str] = about["gathers"]
         self.kind = "taped" if any(key[0] == "taped" for key in record.tensors) else "gradient"
         names = {key[1] for key in record.tensors if key[0] in (self.kind, "sparse-gradient")}
         self.variables = {key[1]: n for key, n in self.function.variables.items() if key[1] in names}
@@ -112,9 +114,10 @@ class Forward:
     def _without_identities(self) -> None:
         """Leave out what has its input as its result: runs have other numbers of them, and so other names.
 
-        The sums over the replicas that the step makes itself, which are such operations on one device, are numbered.
+        What the step itself sums over the replicas or gathers, which are such operations on one device, is numbered.
         """
-        sums = {name: f"sum_{place}:0" for place, name in enumerate(self.own_sums)}
+        own = {"sum": self.own_sums, "gathered": self.own_gathers}
+        sums = {name: f"{kind}_{place}:0" for kind, names in own.items() for place, name in enumerate(names)}
         same = {f"{node.name}:0": tensor_name(node.input[0]) for node in self._graph.node if node.op == "Identity"}
 
         def shown(name: str) -> str:
@@ -125,7 +128,8 @@ class Forward:
         for node in self._graph.node:
             _take(node, [shown(tensor_name(entry)) for entry in node.input])
             node.name = node_of(sums.get(f"{node.name}:0", node.name))
-        self.objectives, self.own_sums = list(map(shown, self.objectives)), list(sums.values())
+        self.objectives, self.own_sums = list(map(shown, self.objectives)), list(map(shown, self.own_sums))
+        self.own_gathers = list(map(shown, self.own_gathers))
         self.assigned = list(map(shown, self.assigned))
 
     def inputs(self, node: str) -> list[str]:

@@ -158,7 +158,7 @@ class _Experiments:
         every = next((some for some in sets if noise.apart(shares.total(some), one) <= 1), None)
         if every is None:
             raise NoAnswer("the shares do not give one device's gradient with everything from the whole batch")
-        self._every = every
+        self._every = [name for name in every if name not in shares.given]
         self._topologys = self._way_of(theirs) or self._way_of_combined(theirs)
 
     def _way_of_combined(self, theirs: Gradients) -> _Way:
@@ -227,7 +227,7 @@ class _Experiments:
         is_repeated = bool(theirs.repeated) and abs(theirs.scale + theirs.repeated * (number - 1) - 1) > COMMUTES
         # Where it does not divide, one device's number is among the members, or the gradient is too large by that number.
         is_divided = theirs.scale != 1 or any(member["kind"] == "constant" for member in members)
-        is_too_large = not (is_as_it_stands or same or is_divided)
+        is_too_large = not (is_as_it_stands or same or is_divided) and self._times_one_device > np.sqrt(number)
         is_of_program = way == theirs or any(abs(theirs.scale * n - 1) < COMMUTES for n in (1, number))
         return {
             "members": [*upstream, *members],
@@ -236,6 +236,13 @@ class _Experiments:
             "mixing": len(mixing.found),
             "evaluations": shares.evaluations,
         }
+
+    @property
+    def _times_one_device(self) -> float:
+        """Return how large the gradient of the shares' own losses is, as a multiple of one device's: 1 where they are parts."""
+        total, one = self._shares.total([]), self._noise.in_units(self._one)
+        own = self._noise.in_units({name: total[name] for name in self._one})
+        return float(np.dot(own, one) / np.dot(one, one))
 
     def _same_terms(self, some: Collection[str]) -> list[str]:
         """Return the terms that depend on variables, and are the same on all shares where some tensors are one device's."""

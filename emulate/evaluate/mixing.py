@@ -281,17 +281,21 @@ class Shares:
     Attributes:
         combine: What replicas make of what each of them assigns to a variable; None where each keeps its own.
         numbers: The losses, and the numbers that they are made of as long as no tensor of other dimensions comes between.
+        given: What the step itself has of the whole batch: sums over the replicas, and what first mixes rows that it gathers.
     """
 
     def __init__(self, whole: Forward, local: Forward, shares: Sequence[Rows]) -> None:
         self.whole, self._local, self._shares = whole, local, shares
         self.counts = [num_rows(rows) for rows in shares]
         self.mixing, self.evaluations = Mixing(whole, shares, local), 0
+        of_gathered = whole.after(whole.own_gathers, self.mixing.found)
+        first = [name for name in self.mixing.found if node_of(name) in of_gathered]
+        self.given = [*(name for name in whole.own_sums if name in self.mixing.values), *first]
         self.combine: Callable[[Sequence[Any]], Any] | None = None
         self._totals: dict[tuple[frozenset[str], frozenset[str], bool], Gradients] = {}
         values = self.mixing.values
         self.numbers = self._numbers()
-        ends = dict.fromkeys([*self.mixing.found, *whole.own_sums, *self.numbers])
+        ends = dict.fromkeys([*self.mixing.found, *self.given, *self.numbers])
         self._ends = [name for name in ends if name in values and is_float(values[name])]
         self._given = {whole.rows[key]: value for key, value in of_all(shares).items()}
         like = self._given | {f"gradient of {name}": values[name] for name in self._ends}
@@ -329,7 +333,7 @@ class Shares:
         self._made.clear()
 
     def _evaluated(self, some: Collection[str], values_only: Collection[str], once: bool) -> Gradients:
-        factors = dict.fromkeys([*some, *(name for name in self.whole.own_sums if name in self.mixing.values)], 1.0)
+        factors = dict.fromkeys([*some, *self.given], 1.0)
         same = self.same(factors) if once else []
         factors |= dict.fromkeys(same, 1 / len(self._shares))
         try:

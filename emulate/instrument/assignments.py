@@ -9,6 +9,7 @@ from emulate.imports import tf
 from emulate.instrument import optimizers
 from emulate.point import around, caller, program_caller
 from emulate.recorder import Body, Recorder, current_body, unseen
+from emulate.trace.format import STATE_OF
 from emulate.upstream import is_of_metric
 
 _NUMBERS = ("float", "bfloat", "int")  # an unsigned one is the state of a random generator
@@ -59,7 +60,7 @@ def _wrap_assign(recorder: Recorder, cls: Any, name: str) -> None:
             if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA and self.shape.rank == 0:  # perhaps only shown
                 recorder.facts.add("of_first", name)
             else:
-                recorder.initial.before_first(f"state of {body.label}: {name}", body.replica, [self])
+                recorder.initial.before_first(f"{STATE_OF}{body.label}: {name}", body.replica, [self])
         with unseen():  # one of several copies is assigned within
             return original(self, *args, **kwargs)
 

@@ -21,6 +21,7 @@ from emulate.imports import tf
 from emulate.instrument import draws
 from emulate.point import around
 from emulate.recorder import Body, Recorder, current_body
+from emulate.recorder.lines import stack_lines
 from emulate.trace import TABLE
 
 _FEWEST_WHOLE = 16
@@ -42,7 +43,7 @@ def remember_constant(recorder: Recorder, tensor: Any) -> None:
         return
     value = tf.get_static_value(tensor)
     if value is not None:
-        _remember_values(recorder.facts.held, upstream.line_of(tensor.op), np.asarray(value))
+        _remember_values(recorder.facts.held, stack_lines.place_of(tensor.op), np.asarray(value))
 
 
 def remember_captured(recorder: Recorder, body: Body) -> None:
@@ -156,7 +157,7 @@ def install(recorder: Recorder) -> None:
         remember_constant(recorder, tensor)
         size = math.prod(tensor.shape.as_list()) * int(tensor.dtype.size or 0) if tensor.shape.rank is not None else 0
         if size >= LARGE_BYTES:
-            shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
+            shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, stack_lines.place_of(tensor.op)
             same = next((c for c in facts.constants if (c["shape"], c["dtype"], c["where"]) == (shape, dtype, where)), None)
             if same is None:
                 facts.constants.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})

@@ -66,9 +66,10 @@ def install(recorder: Recorder) -> None:
 
     @around(tf.distribute.ReplicaContext, "all_gather")
     def all_gather(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_body() is not None:
-            recorder.facts.gathers = True  # which examples are a replica's own then has to be known
-        return original(self, *args, **kwargs)
+        if current_body() is None:
+            return original(self, *args, **kwargs)
+        recorder.facts.gathers = True  # which examples are a replica's own then has to be known
+        return recorder.functions.gathered(functools.partial(original, self), *args, **kwargs)
 
     _see_reductions(recorder)
 

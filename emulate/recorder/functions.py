@@ -88,6 +88,7 @@ class Functions:
         self._unborn: dict[int, Any] = {}
         self._changes: list[tuple[Any, Any]] = []
         self._reductions: list[tuple[Any, dict[str, bool], list[Any], list[Any]]] = []
+        self._gathers: list[tuple[Any, list[Any]]] = []
         self._notes_changes = True
 
     def see(self, kind: str, about: dict[str, Any], tensors: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
@@ -154,6 +155,15 @@ class Functions:
         after = [tf.identity(tensor) for tensor in tf.nest.flatten(result)]
         how = {"averages": averages(reduce_op), "backward": backward}
         self._reductions.append((tf.compat.v1.get_default_graph(), how, before, after))
+        return tf.nest.pack_sequence_as(result, after)
+
+    def gathered(self, all_gather: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Gather the rows of all replicas by TensorFlow's function, and note the tensors: on one device none is gathered."""
+        result = all_gather(*args, **kwargs)
+        if not self._enabled or tf.executing_eagerly():
+            return result
+        after = [tf.identity(tensor) for tensor in tf.nest.flatten(result)]
+        self._gathers.append((tf.compat.v1.get_default_graph(), after))
         return tf.nest.pack_sequence_as(result, after)
 
     def _note_state(self, graph: Any) -> None:
@@ -261,7 +271,9 @@ class Functions:
             for where, how, before, after in self._reductions
             if where is graph and all(tensor.op.name in names for tensor in after)
         ]
-        return {"records": records, "captures": captures, "updates": updates, "whole": entries, "reductions": reductions}
+        gathers = [t.name for where, after in self._gathers if where is graph for t in after if t.op.name in names]
+        about = {"records": records, "captures": captures, "updates": updates, "whole": entries}
+        return {**about, "reductions": reductions, "gathers": gathers}
 
     def _captures(self, graph: Any, names: set[str], rows: set[str]) -> tuple[list[Any], dict[str, Any]]:
         captures: list[Any] = []

@@ -12,7 +12,9 @@ from typing import Any
 from emulate import graph_functions, upstream
 from emulate.imports import tf
 from emulate.recorder.queue import Record, RecordQueue
+from emulate.recorder.replica_call import current_body
 from emulate.trace import Shard
+from emulate.trace.format import STATE_OF
 from emulate.upstream import Names, copy_of, is_floating
 from gpudist_core.state import of_variable
 
@@ -42,7 +44,7 @@ class InitialWeights:
         self._queue = queue
         self.replace: Callable[[Copies, int], None] | None = None
         self._started: set[tuple[str, int]] = set()
-        self._begun: set[tuple[str, int]] = set()
+        self._begun: dict[tuple[str, int], str] = {}
         self._unborn: list[Started] = []
         self._is_missed = False
         self._held: dict[int, list[tuple[weakref.ref[Any], weakref.ref[Any]]]] = {}
@@ -59,14 +61,22 @@ class InitialWeights:
         self._started.add((optimizer, replica))
         names = self._names
         with tf.init_scope(), graph_functions.device("CPU:0"):
-            fresh = [v for v in variables if is_floating(v) and (names.of(v), replica) not in self._begun]
+            fresh = [v for v in variables if is_floating(v) and self._begins(v, optimizer, replica)]
             # What another optimizer trains already does not begin anew with this one.
-            self._begun |= {(names.of(variable), replica) for variable in fresh}
+            self._begun |= {(names.of(variable), replica): optimizer for variable in fresh}
             started = (optimizer, replica, [(variable, copy_of(variable, replica)) for variable in fresh])
             held = [(weakref.ref(variable), weakref.ref(copy)) for variable, copy in started[2]]
             self._held.setdefault(replica, []).extend(held)
             if not self._record(started):
                 self._unborn.append(started)
+
+    def _begins(self, variable: Any, optimizer: str, replica: int) -> bool:
+        """Return whether training begins with the value that a variable has now: also if another function has assigned it."""
+        assigned_by, body = self._begun.get((self._names.of(variable), replica)), current_body()
+        if assigned_by is None or body is None:
+            return assigned_by is None
+        is_assigned_before = assigned_by.startswith(STATE_OF) and not assigned_by.startswith(f"{STATE_OF}{body.label}: ")
+        return is_assigned_before and not optimizer.startswith(STATE_OF) and bool(getattr(variable, "trainable", False))
 
     @property
     def has_unseen(self) -> bool:

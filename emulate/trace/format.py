@@ -66,6 +66,8 @@ from emulate.errors import UsageError
 from emulate.topology import Topology
 
 FORMAT = "gpudist.trace/1"
+STATE_OF = "state of "
+"""What changes variables and is no optimizer: this, the function's label, and the variable's name."""
 SO_FAR = "epoch so far"
 """Before a name: what the epoch would log if it ended here."""
 Array = NDArray[Any]
@@ -353,13 +355,14 @@ class Trace:
     def variables(self, when: str) -> dict[tuple[int, int], dict[str, Variable]]:
         """Return the variables `initial`, `final` or `left`, by (host, replica).
 
-        Equal values keep their array on the first only.
+        Equal values keep their array on the first only. What is trained begins with what it has then, not before a function of
+        the program assigns it.
         """
         variables: dict[tuple[int, int], dict[str, Variable]] = {}
-        for host, event in self.of(when):
+        for host, event in sorted(self.of(when), key=lambda one: str(one[1].get("optimizer")).startswith(STATE_OF)):
             own = variables.setdefault((host, event["replica"]), {})
             for name, variable in self._variables(host, event["variables"]).items():
-                if name not in own or own[name].array is None:
+                if name not in own or (own[name].array is None and own[name].digest == variable.digest):
                     own[name] = variable
         return with_tables(dict(sorted(variables.items())))
 

@@ -460,7 +460,7 @@ _REPEATED = told("run-repeated")("The run '{}' was repeated: {}.")
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 _EMPTY = r"\[0(,\d+)+\]"
 _OF_ONEDNN = (
-    rf"(?is)conv.*{_EMPTY} (!=|vs\.) [^\[]*{_EMPTY}",
+    rf"{_EMPTY} (!=|vs\.) [^\[]*{_EMPTY}",
     rf"Must provide as many biases as the last dimension .*\[\d+\] vs\. {_EMPTY}",
     r"incompatible with the layer: expected axis .* received input with shape \(0, \d+",
     r"Check failed: dtype\(\) == expected_dtype",

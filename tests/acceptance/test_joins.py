@@ -221,3 +221,28 @@ def test_a_count_of_rows_that_come_in_larger_batches_is_named(preload: Preload, 
     (cause,) = verdict.runs[0].causes
     assert cause.code == "local-normalization", render(verdict)
     assert cause.locations[0].text.startswith("chosen = "), render(verdict)
+
+
+def test_a_choice_among_a_replicas_own_losses_is_no_loss_that_is_too_large(preload: Preload, tmp_path: Path) -> None:
+    loss = """
+        hard, _ = tf.math.top_k(tf.reduce_mean(losses, axis=1), 8 // strategy.num_replicas_in_sync)
+        loss = tf.reduce_sum(hard) / 8
+"""
+    verdict = _verdict(tmp_path / "train.py", loss, preload, options=FIXED_BATCH)
+    (cause,) = verdict.runs[0].causes
+    assert cause.code == "in-batch-negatives", render(verdict)
+    assert cause.locations[0].text.startswith("hard, _ = "), render(verdict)
+
+
+def test_rows_that_meet_their_replicas_alone_are_named_beside_what_the_step_gathers(preload: Preload, tmp_path: Path) -> None:
+    loss = """
+        guess = model(x, training=True)[:, 0]
+        at_risk = tf.cast(y[None, :, 1] >= y[:, None, 1], tf.float32)
+        log_sum = tf.reduce_logsumexp(guess[None, :] + tf.math.log(at_risk + 1e-9), axis=1)
+        number = tf.reduce_sum(context.all_gather(known[:, 0], axis=0))
+        loss = tf.reduce_sum((log_sum - guess) * known[:, 0]) / number
+"""
+    verdict = _verdict(tmp_path / "train.py", loss, preload)
+    (cause,) = verdict.runs[0].causes
+    assert cause.code == "in-batch-negatives", render(verdict)
+    assert cause.locations[0].text.startswith(("at_risk = ", "log_sum = ")), render(verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,15 @@ def of_operation(operation: Any) -> Frames:
         return own  # type: ignore[no-any-return]
     # An operation of a loaded SavedModel's function has no traceback (TF 2.21).
     return _users([(frame.filename, frame.lineno) for frame in operation.traceback or ()])
+
+
+def place_of(operation: Any) -> str:
+    """Return the innermost line of the program that made an operation, by the file's name; empty where none has.
+
+    It is the same on all hosts, of which each has other files for what autograph converts.
+    """
+    frames = of_operation(operation)
+    return f"{os.path.basename(frames[-1][0])}:{frames[-1][1]}" if frames else ""
 
 
 def _users(frames: Frames) -> Frames:

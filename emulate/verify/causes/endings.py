@@ -173,6 +173,7 @@ _NOT_DETERMINISTIC = (
     r"|not (yet )?have a deterministic (\w+ )?implementation|would have been executed is not deterministic"
     r"|deterministic mode is not supported"
 )
+_OUT_OF_SCOPE = "A model, its optimizer or a trained variable was created outside of the strategy's scope, and others inside"
 LIMITS = (
     Limit(
         (r"merge_call`? called while defining a new graph", r"_backend_apply_gradients|base_optimizer|Cond\.call"),
@@ -227,9 +228,10 @@ LIMITS = (
         "MultiWorkerMirroredStrategy must be created before anything else that TensorFlow does in the process",
     ),
     Limit(
-        (r"AssertionError", r"_distributed_tf_update_step"),
-        "A variable that was created outside of the strategy's scope is trained inside of it",
+        (r"Mixing different tf\.distribute|inside \"with strategy\.scope|passed a variable created in this tf\.distribute",),
+        _OUT_OF_SCOPE,
     ),
+    Limit((r"AssertionError", r"_distributed_tf_update_step"), _OUT_OF_SCOPE),
     Limit(
         (r"Trying to access resource .* located in device .* from device",),
         "A step compiled by XLA (jit_compile=True) cannot reach variables of another device",

@@ -97,6 +97,7 @@ def _search_initial(case: Case) -> Sign | None:
     return Sign(
         f"The run starts with other weights than one device ({name}), although the seeds are the same.",
         f"{differs}; two runs on one device agree",
+        blame=[Blame("assigned", lambda lines: [record for record in lines.of("assigned") if record.get("name") == name])],
         then=case.explain_start,
     )
 

@@ -115,13 +115,20 @@ def _search_repeated(case: Case) -> Sign | None:
     if _moved(ledger) or ledger.left_out or ledger.draws_others:
         return None
     if ledger.shared_by_hosts:
+        # Hosts whose orders are one at first make others of what they have learned since, or drawn.
+        later = made("examples", "distribute", "dataset function")
         return Sign(
             "In an epoch hosts train on some of the same examples, and on others not at all: several hosts took "
             f"{ledger.shared_by_hosts} examples before all had come once. Each host takes its share of its own order.",
             _four_numbers(ledger)
             + f"; steps differ from step {ledger.first_apart} on and have as many examples as on one device",
-            _ONE_ORDER,
-            blame=[seeded_apart("examples", "shuffle", "generator"), made("examples", "shuffle", "generator")],
+            [_ONE_ORDER, *[_OF_RESULTS] * bool(ledger.first_apart)],
+            blame=[
+                seeded_apart("examples", "shuffle", "generator"),
+                made("examples", "shuffle"),
+                *[later] * bool(ledger.first_apart),
+                made("examples", "generator"),
+            ],
         )
     if ledger.repeated_in_step:
         return _shared(case, ledger)
@@ -139,6 +146,7 @@ def _too_many(ledger: Ledger, repeated: int) -> Sign:
 
 
 _ONE_ORDER = "If each host has its own order"
+_OF_RESULTS = "If hosts order the examples by results"
 
 
 def _alike(case: Case) -> Sign | None:

@@ -165,6 +165,29 @@ def test_a_host_whose_wait_has_an_end_is_not_judged(tmp_path: Path, line: str) -
     assert case.after(60) is None
 
 
+class AtLines(Case):
+    """A case whose two hosts are at these lines of their program, and know the same two collectives."""
+
+    def __init__(self, *lines: int) -> None:
+        super().__init__("2x1")
+        self._lines = lines
+        for host, ordinals in enumerate(((0, 1), (1, 0))):
+            for ordinal in ordinals:
+                self.feed(host, "site", name=f"all_reduce float32[{ordinal}]")
+            self.enter(host, 5, f"all_reduce float32[{host}]")
+
+    def threads(self) -> dict[int, list[Thread]]:
+        frames = '  File "/gone/program.py", line {} in <module>\n  File "/x/emulate/cluster/host.py", line 9 in run'
+        return {host: parse(f"Thread 0x1 (most recent call first):\n{frames.format(k)}") for host, k in enumerate(self._lines)}
+
+
+@pytest.mark.parametrize(("lines", "code"), [((7, 7), "collective-order"), ((9, 7), "collective-mismatch")])
+def test_hosts_have_another_order_only_where_one_line_starts_their_collectives(lines: tuple[int, int], code: str) -> None:
+    hang = AtLines(*lines).after(4)
+    assert hang is not None
+    assert hang.code == code
+
+
 def test_a_collective_of_one_replica_a_host_is_judged_like_any_other() -> None:
     case = Case("2x2")
     case.feed(1, "exit", status="returned", code=0)

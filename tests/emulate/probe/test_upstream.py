@@ -14,6 +14,7 @@ from emulate.cluster import Cluster, Preload
 from emulate.instrument import constants, optimizers
 from emulate.interventions import enlarge_rates, tell_numbers
 from emulate.recorder import Replay
+from emulate.recorder.lines import stack_lines
 from tests.versions import since
 
 
@@ -273,7 +274,7 @@ def test_every_constant_of_a_graph_is_made_in_one_place_and_knows_the_line_of_th
             )
         finally:
             setattr(module, name, original)
-        return [one.shape.as_list() for one in made if one.dtype == tf.float64], [upstream.line_of(one.op) for one in made]
+        return [one.shape.as_list() for one in made if one.dtype == tf.float64], [stack_lines.place_of(one.op) for one in made]
 
     shapes, lines = host(look)
     assert shapes == [[12], []]

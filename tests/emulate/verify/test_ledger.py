@@ -213,7 +213,17 @@ def test_what_differs_while_the_weights_are_the_same_is_not_computed_by_the_mode
 def test_rows_with_other_contents_are_other_rows_though_a_part_of_them_agrees(folder: Folder) -> None:
     assert ledgers(computed(folder, 1), computed(folder, 2, off=0.1))["sgd"].first_apart == 0
     labels = computed(folder, 1, labels=True)
-    assert ledgers(labels, computed(folder, 2, off=1e-6, labels=True))["sgd"].first_apart == 0
+    assert ledgers(labels, computed(folder, 2, off=1e-3, labels=True))["sgd"].first_apart == 0
+    assert ledgers(labels, computed(folder, 2, later=1e-3, labels=True, weight=1.1))["sgd"].first_apart == 1
+
+
+def test_rows_of_equal_labels_that_differ_by_rounding_in_every_step_are_the_same(folder: Folder) -> None:
+    """What a model gives that was trained before: the predictions of a teacher, the logits that a temperature is fit to."""
+    found = ledgers(computed(folder, 1, labels=True), computed(folder, 2, off=1e-6, later=-1e-6, labels=True, weight=1.1))[
+        "sgd"
+    ]
+    assert found.is_same
+    assert found.by == (0,)
 
 
 @pytest.mark.parametrize("classes", [8, 4, 3])

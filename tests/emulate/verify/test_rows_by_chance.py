@@ -71,6 +71,7 @@ def test_hosts_with_an_order_of_their_own_from_a_later_epoch_on_are_told_the_sam
     assert codes(found) == ["samples-repeated"]
     assert "steps differ from step 4 on" in found.causes[0].evidence
     assert found.causes[0].fix.startswith("Use the same seed on every host for everything that orders")
+    assert "gather the numbers of the examples with them" in found.causes[0].fix  # what orders them may be results
 
 
 def test_hosts_with_one_order_and_shares_of_it_share_no_rows() -> None:
