@@ -43,6 +43,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 _FIT = ("fit", "train_step")
+_UNKNOWN_LENGTH = ("filter", "tfrecord")
 _OWN = ("loop", "eager")
 _OF_LOOPS = (
     *("loss-scaling", "clip-before-reduce", "regularization-per-replica", "local-normalization", "uneven-batch", "loss-report"),
@@ -116,6 +117,11 @@ RULES: tuple[Callable[..., bool], ...] = (
     lambda way, style, topology: not (way == "plain" and style in _FIT and topology.startswith("2x")),
     lambda way, style, last, bug: not (way == "plain" and style in _FIT and last == "uneven" and not bug),
     lambda way, style, option: not (way == "plain" and style in _FIT and option in _CLIPPING),
+    # At the end of an epoch of unknown length replicas of Keras's fit may count a step more, and its loss a batch more.
+    lambda way, style, data, epochs: way != "plain" or style not in _FIT or data not in _UNKNOWN_LENGTH or epochs == "1",
+    lambda way, style, data, pipe: (
+        way != "plain" or style not in _FIT or data not in _UNKNOWN_LENGTH or pipe != "drop_remainder"
+    ),
     lambda way, style: not (way == "plain" and style == "on_batch"),  # it gives each replica the whole batch
     lambda way, style: not (way in ("core", "core-row") and style in _OWN),
     lambda way, style: way != "core-step" or style == "loop",
