@@ -199,11 +199,9 @@ class HangJudge:
         ordinals = {host.place[1] for host in live.values()}
         names = {host.place[2] for host in live.values()}
         have_the_same = len(ordinals) == 1 and len(names) > 1 and all(names <= host.known for host in live.values())
-        if not have_the_same:
-            return "collective-mismatch"
-        threads = cluster.threads() if hasattr(cluster, "threads") else {}
         # One line starts the same collectives in different orders. At another line a host may well do something alone.
-        return "collective-order" if len(set(map(place_of, threads.values()))) <= 1 else "collective-mismatch"
+        is_a_matter_of_order = have_the_same and len(set(map(place_of, cluster.threads().values()))) <= 1
+        return "collective-order" if is_a_matter_of_order else "collective-mismatch"
 
     def _where(self, host: HostState) -> str:
         after = host.after
