@@ -80,9 +80,10 @@ _UNSEEDED_CONTENTS = told("unseeded-hosts-open")(
     "other contents. gpudist did not see whether hosts then train on the same examples. Call "
     "keras.utils.set_random_seed(SEED) at the start of the program to be sure."
 )
+_NONE_IS_LOST = "Every example stays on its host, so none is lost or repeated."
 _UNSEEDED_ORDER = told("order-by-seed")(
     "The program does not seed all generators that it uses. With a different seed on each host the examples of a host come in "
-    "another order. Every example stays on its host, so none is lost or repeated."
+    f"another order. {_NONE_IS_LOST}"
 )
 
 
@@ -259,21 +260,22 @@ def _stays(pairs: Sequence[tuple[Step, Step]], place: int) -> bool:
     return telling >= min(_FEWEST, len(pairs))
 
 
+_ORDER = f"{{}} decides in which order a host takes its examples. {_NONE_IS_LOST}"
+_OPEN = (
+    "data: with {} these hosts have other examples. gpudist could not see whether they only come in another order or have "
+    "other contents. Run with --steps all to find out. Use sorted(...) on {} to be sure, or --allow {} to accept it."
+)
 _OF_HASHES = _Words(
     code="hash-order",
     hangs="depends on how Python hashes strings, and each host hashes in its own way",
     each="each host hashes strings in its own way, as real hosts do",
     alike="the same hashes on all hosts",
     as_real="another hash seed on all hosts but the first, as real hosts have",
-    order=told("order-by-hash")(
-        "The order of a set of strings, or a hash, decides in which order a host takes its examples. Every "
-        "example stays on its host, so none is lost or repeated."
-    ),
+    order=told("order-by-hash")(_ORDER.format("The order of a set of strings, or a hash,")),
     unseen=told("hash-order-open")(
-        "data: with another hash seed on all hosts but the first, as real hosts have, these hosts have other "
-        "examples. gpudist could not see whether they only come in another order or have other contents. Run "
-        "with --steps all to find out. Use sorted(...) on the set, or PYTHONHASHSEED=0 on every host, to be "
-        "sure, or --allow hash-order to accept it."
+        _OPEN.format(
+            "another hash seed on all hosts but the first,", "the set, or PYTHONHASHSEED=0 on every host,", "hash-order"
+        )
     ),
 )
 
@@ -292,14 +294,9 @@ _OF_LISTINGS = _Words(
     each="each host lists folders in its own order, as hosts with separate disks do",
     alike="the same order on all hosts",
     as_real="folders listed in another order on all hosts but the first",
-    order=told("order-by-listing")(
-        "The order in which a folder is listed decides in which order a host takes its examples. Every example "
-        "stays on its host, so none is lost or repeated."
-    ),
+    order=told("order-by-listing")(_ORDER.format("The order in which a folder is listed")),
     unseen=told("file-order-open")(
-        "data: with folders listed in another order on all hosts but the first, these hosts have other examples. "
-        "gpudist could not see whether they only come in another order or have other contents. Run with --steps "
-        "all to find out. Use sorted(...) on the list to be sure, or --allow file-order to accept it."
+        _OPEN.format("folders listed in another order on all hosts but the first,", "the list", "file-order")
     ),
 )
 
