@@ -40,6 +40,7 @@ from emulate.trace import Trace
 from emulate.verify.case import LATER, Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
+from emulate.verify.causes.changed_gradients import DROPPED
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.compare import ONE_RUN
 from emulate.verify.compared_runs import complete
@@ -114,6 +115,7 @@ class Judgement:
     def of_16_bits(self) -> Judgement:
         """Return a copy whose arithmetic causes are replaced by '16-bit rounding only': in 32 bits everything agrees."""
         arithmetic = [cause for cause in self.causes if cause.code in _ARITHMETIC and not (cause.allowed or cause.advice)]
+        arithmetic = [cause for cause in arithmetic if DROPPED not in cause.fixes]  # by what overflows in 16 bits
         others = [cause for cause in self.causes if cause not in arithmetic]
         first = self.first_divergence
         away = "" if first is None else f"; {first.tensor} ({first.kind}) differs by {first.error:.2g} in step {first.step}"
@@ -124,6 +126,8 @@ class Judgement:
             get("unexplained").fix(_IN_16_BITS),
             fixes=(_IN_16_BITS,),
         )
+        if any(DROPPED in cause.fixes for cause in others):
+            return self
         return replace(self, causes=(*others, *([rounded] if arithmetic else [])), notes=(*self.notes, _OF_16_BITS))
 
     def in_16_bits(self, other: Judgement) -> Judgement:

@@ -53,3 +53,45 @@ def test_a_right_program_that_clips_what_was_rounded_to_16_bits_is_equivalent(tm
     verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
     print(render(verdict))
     assert verdict.runs[0].verdict == "equivalent"
+
+
+DROPPING = """
+import keras, numpy as np, tensorflow as tf
+keras.mixed_precision.set_global_policy("mixed_float16")
+keras.utils.set_random_seed(3)
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+x[21] = 2000.0  # with the scale the gradients of this row are infinite in float16
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3, dtype="float32")])
+    optimizer = keras.optimizers.SGD(0.05)
+    optimizer.build(model.trainable_variables)
+
+def train(x, y):
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+        scaled = tf.reduce_sum(losses) / 16 * 4096.0
+    gradients = [g / 4096.0 for g in tape.gradient(scaled, model.trainable_variables)]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
+    {of_all}
+    gradients = [tf.where(finite, g, tf.zeros_like(g)) for g in gradients]
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return scaled / 4096.0
+
+step = tf.function(lambda rows: strategy.reduce("SUM", strategy.run(train, rows), axis=None))
+for batch in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, x[:, :3].argmax(1))).batch(16)):
+    print(float(step(batch)))
+"""
+ASKED = """number = tf.distribute.get_replica_context().all_reduce("SUM", tf.cast(finite, tf.float32))
+    finite = number == strategy.num_replicas_in_sync"""
+
+
+@pytest.mark.parametrize(("of_all", "expected"), [("pass", ["clip-before-reduce"]), (ASKED, [])], ids=["its own", "all"])
+def test_a_replica_that_drops_its_own_gradients_is_told_and_replicas_that_drop_them_together_are_not(
+    tmp_path: Path, preload: Preload, of_all: str, expected: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(DROPPING.replace("{of_all}", of_all))
+    (run,) = (verdict := emulate.verify(tmp_path / "train.py", "1x2", preload=preload)).runs
+    print(render(verdict))
+    assert ([cause.code for cause in run.causes], run.verdict) == (expected, "divergent" if expected else "equivalent")
+    assert all("finite = tf.reduce_all" in place.text for cause in run.causes for place in cause.locations)

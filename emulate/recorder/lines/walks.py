@@ -193,6 +193,8 @@ def roles(operation: Any, flows: Flows) -> set[str]:
     words = {"norm"} if operation.type in _NORMS else set()
     if _draws(operation):
         words.add("draw")
+    if operation.type in ("IsFinite", "IsInf", "IsNan"):
+        words.add("finite")
     if operation.type == "Range" and any(operand.op.type != "Const" for operand in operation.inputs):
         words.add("numbers")  # from 0 on, of as many as something has: of a replica's own examples, say
     is_of_table = operation.type == "GatherV2" and inputs[0].weights and not inputs[0].rows

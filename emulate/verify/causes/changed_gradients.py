@@ -11,7 +11,7 @@ from emulate.told import told
 from emulate.trace import Trace
 from emulate.verify.arithmetic import ROUND, Fit, explain, one_factor
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Sign, as_factor, names_in_words, steps_in_words
+from emulate.verify.causes.cause import GENERAL, OF_GROUPS, Sign, as_factor, names_in_words, numbers, steps_in_words
 from emulate.verify.causes.replays import REPLAY
 from emulate.verify.causes.updates import factor_of
 from emulate.verify.compare import compare
@@ -228,6 +228,31 @@ def _clipped_to(views: list[GradientView], replicas: Sequence[int]) -> float | N
     return limit if apart > _SEEN * limit else None
 
 
+def of_dropped_gradients(case: Case) -> Sign | None:
+    """Look for steps that one device drops, and in which some replicas drop their gradients and others do not."""
+    fits, some = [], dict[tuple[str, int], list[int]]()
+    for point in case.base.exceeding:
+        place = (point.measure.key.optimizer, point.step)
+        if point.measure.key.kind == "gradient" and place not in some:
+            views = case.base.views(*place)
+            replicas = sorted({replica for view in views for replica in view.locals})
+            some[place] = [n for n in replicas if not any(local.any() for local in _locals(views, n).values())]
+            if 0 < len(some[place]) < len(replicas) and not any(view.reference.any() for view in views):
+                fits.append(Fit(*place))
+    if not fits:
+        return None
+    dropped = some[(fits[0].optimizer, fits[0].step)]
+    return Sign(
+        "Each replica drops its own gradients before they are summed, and the others keep theirs. One device drops the whole "
+        "step.",
+        f"{steps_in_words(fits)}: all gradients of one device are 0; in step {fits[0].step} those of replica "
+        f"{numbers(dropped)} are 0, too, and those of the others are not",
+        DROPPED,
+        blame=(operations("given", "finite"),),
+        then=partial(case.explain_fits, fits),
+    )
+
+
 def of_clipping_behind(case: Case) -> Sign | None:
     """Check whether the optimizer's input is clipped and the loss is not, on each replica."""
     if case.clips_the_sum:
@@ -270,6 +295,7 @@ def _of_option(option: str) -> str:
 
 
 _OPTIONS = {"clip_by_global_norm": "global_clipnorm", "clip_by_norm": "clipnorm", "clip_by_value": "clipvalue"}
+DROPPED = "If each replica drops gradients that are not finite"
 _BY_HAND = "If you write the update yourself"
 _BY_THE_OPTIMIZER = "With gd.distributed"
 _SUMMARY = "Each replica clips its own gradient before the gradients are summed. The sum must be clipped instead."

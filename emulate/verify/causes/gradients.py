@@ -71,6 +71,7 @@ WAYS = (
     _way(
         (DEPENDS_ON_REPLICAS, replays.of_clipped_parts),
         (CLIP_BEFORE_REDUCE, changed_gradients.of_clipping),
+        (CLIP_BEFORE_REDUCE, changed_gradients.of_dropped_gradients),
     ),
     _way(
         (DOUBLE_ALL_REDUCE, closed_forms.of_equal_gradients),
