@@ -61,7 +61,8 @@ def _of_settings(case: Case, first: Point, apart: list[str], what: str) -> Sign:
     """Report an optimizer that differs in a setting without a factor: a momentum, the steps of a schedule."""
     summary = f"In step {first.step} the gradients agree, but the update differs: the optimizer has other settings."
     then = partial(_leave_out_update, case, first.step, "the same gradients give another update")
-    return Sign(summary, "; ".join([*apart, what]), _OF_RATE, then=then)
+    is_built_later = any(text.startswith("built is") for text in apart)
+    return Sign(summary, "; ".join([*apart, what]), _OF_BUILD if is_built_later else _OF_RATE, then=then)
 
 
 def _leave_out_update(case: Case, step: int, why: str) -> None:
@@ -160,6 +161,7 @@ def factor_of(case: Case, point: Point) -> float | None:
 REPORTED = ("loss", "metric")
 """Kinds of what is told of a training and is no part of it."""
 _OF_RATE = "If the learning rate grows and the batch does not"
+_OF_BUILD = "If fit builds the optimizer on one device only"
 _SUITS = "If the learning rate suits a larger batch"
 _OTHERWISE = "If the learning rate does not follow the batch"
 UPDATE_SCALING = Cause(

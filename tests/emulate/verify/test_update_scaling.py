@@ -124,7 +124,16 @@ def test_how_an_optimizer_is_set_otherwise_in_a_batch_that_grows_is_told(
         assert found.causes[0].evidence == f"{said}; this depends on the number of replicas or workers"
 
 
-def test_a_setting_that_makes_no_factor_is_named_where_gradients_agree(folder: Folder) -> None:
+@pytest.mark.parametrize(
+    ("setting", "ours", "heading"),
+    [
+        ("momentum", 0.5, "If the learning rate grows and the batch does not"),
+        ("built", 1.0, "If fit builds the optimizer on one device only"),
+    ],
+)
+def test_a_setting_that_makes_no_factor_is_named_where_gradients_agree(
+    folder: Folder, setting: str, ours: float, heading: str
+) -> None:
     class Heavy(Sgd):
         """As with momentum: what was done before is done again in part."""
 
@@ -135,9 +144,10 @@ def test_a_setting_that_makes_no_factor_is_named_where_gradients_agree(folder: F
             self.before = moved
             return super().__call__(weights, moved)
 
-    wrong = folder.trained(replace(RIGHT, optimizer=Heavy), 4, {"optimizers": {"sgd": {"settings": {"momentum": 0.5}}}})
-    plain = folder.trained(RIGHT, facts={"optimizers": {"sgd": {"settings": {"momentum": 0.0}}}})
+    wrong = folder.trained(replace(RIGHT, optimizer=Heavy), 4, {"optimizers": {"sgd": {"settings": {setting: ours}}}})
+    plain = folder.trained(RIGHT, facts={"optimizers": {"sgd": {"settings": {setting: 0.0}}}})
     found = judge(case_of(plain, wrong, folder.noise(RIGHT)))
     assert codes(found) == ["update-scaling"]
     assert found.causes[0].summary.startswith("In step 1 the gradients agree, but the update differs")
-    assert found.causes[0].evidence.startswith("momentum is 0.5, 0 on one device; dense_")
+    assert found.causes[0].evidence.startswith(f"{setting} is {ours:g}, 0 on one device; dense_")
+    assert found.causes[0].fixes == (heading,)
