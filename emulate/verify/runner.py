@@ -320,9 +320,10 @@ class Runner:
         result = RunResult(label, topology, None, arm=arm)
         self._progress.run_started(label, plan.steps)
         outcome = "stopped"
+        with_onednn = _ONEDNN not in {**os.environ, **self._environment} and self.settings.device == "cpu"
         try:
             self._attempt(result, plan.trace, plan, reference=reference, seconds=self.settings.timeout)
-            if (why := self._without_onednn(result) or self._crash(result)) is not None:
+            if (why := (self._without_onednn(result) if with_onednn else None) or self._crash(result)) is not None:
                 with self._lock:
                     self._notes.setdefault(why)
                 remove_tree(plan.trace)
@@ -341,14 +342,15 @@ class Runner:
         return result
 
     def _without_onednn(self, result: RunResult) -> Told | None:
-        """Switch oneDNN off for all further runs, and say so, where it has ended a run: the program need not fail on GPUs."""
+        """Switch oneDNN off for all further runs, and say so, where it has ended this one: GPUs need not fail."""
         errors = "\n".join([result.failure or "", *result.raised.values()])
+        if not any(re.search(pattern, errors) for pattern in _OF_ONEDNN):
+            return None
         with self._lock:
-            is_chosen = _ONEDNN in os.environ or _ONEDNN in self._environment or self.settings.device != "cpu"
-            if is_chosen or not any(re.search(pattern, errors) for pattern in _OF_ONEDNN):
-                return None
+            is_on = _ONEDNN not in self._environment
             self._environment[_ONEDNN] = "0"
-        self._parents.replace(self._parents.current, _ONEDNN, "0")
+        if is_on:
+            self._parents.replace(self._parents.current, _ONEDNN, "0")
         return _ONEDNN_OFF
 
     def _crash(self, result: RunResult) -> Told | None:

@@ -230,23 +230,22 @@ def _clipped_to(views: list[GradientView], replicas: Sequence[int]) -> float | N
 
 def of_dropped_gradients(case: Case) -> Sign | None:
     """Look for steps that one device drops, and in which some replicas drop their gradients and others do not."""
-    fits, some = [], dict[tuple[str, int], list[int]]()
-    for point in case.base.exceeding:
-        place = (point.measure.key.optimizer, point.step)
-        if point.measure.key.kind == "gradient" and place not in some:
-            views = case.base.views(*place)
-            replicas = sorted({replica for view in views for replica in view.locals})
-            some[place] = [n for n in replicas if not any(local.any() for local in _locals(views, n).values())]
-            if 0 < len(some[place]) < len(replicas) and not any(view.reference.any() for view in views):
-                fits.append(Fit(*place))
-    if not fits:
+    found: list[tuple[Fit, list[int]]] = []
+    gradients = [point.measure for point in case.base.exceeding if point.measure.key.kind == "gradient"]
+    for place in dict.fromkeys((one.key.optimizer, one.step) for one in gradients if one.reference_value == 0):
+        views = case.base.views(*place)
+        replicas = sorted({replica for view in views for replica in view.locals})
+        dropped = [replica for replica in replicas if not any(local.any() for local in _locals(views, replica).values())]
+        if 0 < len(dropped) < len(replicas) and not any(view.reference.any() for view in views):
+            found.append((Fit(*place), dropped))
+    if not found:
         return None
-    dropped = some[(fits[0].optimizer, fits[0].step)]
+    fits = [fit for fit, _ in found]
     return Sign(
         "Each replica drops its own gradients before they are summed, and the others keep theirs. One device drops the whole "
         "step.",
         f"{steps_in_words(fits)}: all gradients of one device are 0; in step {fits[0].step} those of replica "
-        f"{numbers(dropped)} are 0, too, and those of the others are not",
+        f"{numbers(found[0][1])} are 0, too, and those of the others are not",
         DROPPED,
         blame=(operations("given", "finite"),),
         then=partial(case.explain_fits, fits),
