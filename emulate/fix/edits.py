@@ -247,6 +247,9 @@ def without_shuffle(source: Source) -> list[Change]:
 
     Args:
         source: The file.
+
+    Returns:
+        The changes, which do not overlap.
     """
     changes = []
     compiled = {source.code(call.func) for call in calls_of(source, ("compile",), source.module)}
