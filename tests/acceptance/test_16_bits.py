@@ -86,7 +86,13 @@ ASKED = """number = tf.distribute.get_replica_context().all_reduce("SUM", tf.cas
     finite = number == strategy.num_replicas_in_sync"""
 
 
-@pytest.mark.parametrize(("of_all", "expected"), [("pass", ["clip-before-reduce"]), (ASKED, [])], ids=["its own", "all"])
+@pytest.mark.parametrize(
+    ("of_all", "expected"),
+    [
+        pytest.param("pass", ["clip-before-reduce"], id="its own"),
+        pytest.param(ASKED, [], id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_a_replica_that_drops_its_own_gradients_is_told_and_replicas_that_drop_them_together_are_not(
     tmp_path: Path, preload: Preload, of_all: str, expected: list[str]
 ) -> None:

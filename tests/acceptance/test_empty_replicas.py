@@ -35,7 +35,13 @@ for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor
 """
 
 
-@pytest.mark.parametrize("layers", ["", "keras.layers.MaxPooling2D(), "], ids=["convolution", "maximum"])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        pytest.param("", id="convolution", marks=pytest.mark.slow),
+        pytest.param("keras.layers.MaxPooling2D(), ", id="maximum"),
+    ],
+)
 def test_a_replica_without_examples_is_no_failure_of_the_program(preload: Preload, tmp_path: Path, layers: str) -> None:
     from tensorflow.python.util import _pywrap_util_port
 
