@@ -175,18 +175,18 @@ def _has_tiny_factor(case: Case) -> bool:
 
 def _from_norms(case: Case) -> Sign | None:
     """Check, without a re-run, whether every local gradient and the reference's have the same norm, the limit."""
-    for fit in case.explain_gradients().weighted if case.facts.clipped_by else ():
-        views = case.base.views(fit.optimizer, fit.step)
-        limit = _clipped_to(views, list(fit.shares))
-        if limit is not None:
-            return Sign(
-                _SUMMARY,
-                f"In step {fit.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: "
-                "the limit",
-                _fix_of_clipping(case),
-                then=partial(case.explain_fits, [fit]),
-            )
-    return None
+    weighted = case.explain_gradients().weighted if case.facts.clipped_by else ()
+    limits = [(fit, _clipped_to(case.base.views(fit.optimizer, fit.step), list(fit.shares))) for fit in weighted]
+    clipped = [(fit, limit) for fit, limit in limits if limit is not None]
+    if not clipped:
+        return None
+    first, limit = clipped[0]
+    return Sign(
+        _SUMMARY,
+        f"In step {first.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: the limit",
+        _fix_of_clipping(case),
+        then=partial(case.explain_fits, [fit for fit, _ in clipped]),
+    )
 
 
 def _beside_others(case: Case) -> Sign | None:
