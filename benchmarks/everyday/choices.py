@@ -118,9 +118,8 @@ RULES: tuple[Callable[..., bool], ...] = (
     lambda way, style, last, bug: not (way == "plain" and style in _FIT and last == "uneven" and not bug),
     lambda way, style, option: not (way == "plain" and style in _FIT and option in _CLIPPING),
     # At the end of an epoch of unknown length replicas of Keras's fit may count a step more, and its loss a batch more.
-    lambda way, style, data, epochs: way != "plain" or style not in _FIT or data not in _UNKNOWN_LENGTH or epochs == "1",
-    lambda way, style, data, pipe: (
-        way != "plain" or style not in _FIT or data not in _UNKNOWN_LENGTH or pipe != "drop_remainder"
+    lambda way, style, data, epochs, pipe: (
+        way != "plain" or style not in _FIT or data not in _UNKNOWN_LENGTH or (epochs == "1" and pipe != "drop_remainder")
     ),
     lambda way, style: not (way == "plain" and style == "on_batch"),  # it gives each replica the whole batch
     lambda way, style: not (way in ("core", "core-row") and style in _OWN),

@@ -139,7 +139,7 @@ def _sentence(report: FixReport) -> str:
     if report.after.is_equivalent:
         was = ", ".join(f"{run.topology} {run.verdict}" for run in report.before.runs)
         now = "has a seed, too" if report.before.reference.status == "ok" else "trains, too"
-        order = ", with its examples in another order" if report.reorders else ""
+        order = ", but for the order of its examples (compared without shuffling)" if report.reorders else ""
         of_one = f"One device now {now}." if report.changes_one_device else f"One device trains as before{order}."
         return f"Proven: {verdicts} with this edit (before: {was}). {of_one} {count}."
     return f"Not enough: {verdicts} with this edit, which removes what it names. {count}."

@@ -125,8 +125,7 @@ def _scale_regularization(statement: cst.SimpleStatementLine, source: Source, na
     for value in values:
         yield Proposal(words, (source.replace(value, f"{names.tf}.nn.scale_regularization_loss({source.code(value)})"),))
         yield Proposal(words, (source.replace(value, f"{_operand(source, value)} / {names.replicas}"),))
-    sums = [one for one in source.all(cst.BinaryOperation, statement) if isinstance(one.operator, cst.Add)]
-    for term in [one.right for one in sums]:
+    for term in [one.right for one in source.all(cst.BinaryOperation, statement) if isinstance(one.operator, cst.Add)]:
         yield Proposal(words, (source.replace(term, f"{_operand(source, term)} / {names.replicas}"),))
 
 
@@ -256,10 +255,11 @@ def without_shuffle(source: Source) -> list[Change]:
     for call in source.all(cst.Call):
         name = last_name(call.func)
         given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
-        is_keras = source.code(call.func).removesuffix("fit") + "compile" in compiled or given.keys() & _OF_KERAS_FIT
+        is_compiled = source.code(call.func).removesuffix("fit") + "compile" in compiled
+        is_of_keras = name == "fit" and (is_compiled or not _OF_KERAS_FIT.isdisjoint(given))
         if "shuffle" in given:
             changes.append(source.replace(given["shuffle"], "False"))
-        elif (name == "fit" and is_keras) or name.endswith("_dataset_from_directory"):
+        elif is_of_keras or name.endswith("_dataset_from_directory"):
             changes.append(_with_argument(source, call, "shuffle=False"))
         elif name == "shuffle" and isinstance(call.func, cst.Attribute) and last_name(call.func.value) != "random":
             changes.append(Change(source.span(call.func.value)[1], source.span(call)[1], ""))

@@ -31,7 +31,6 @@ _ONE_DEVICE_IS_WRONG = ("unseeded-randomness", "unseeded-hosts")
 _REPORTS = ("loss-report",)
 """A report may be right only because the training is wrong. So these causes are fixed after the others."""
 _IN_COMPILE = "With Keras compile"
-_REORDERS = " The order of the examples is then drawn otherwise; without shuffling one device trains as before."
 _IN_WORDS = "; its fix in words: "
 _NO_EDIT = "gpudist has no edit for {} yet" + _IN_WORDS + "{}"
 _NOT_PROVEN = "No edit for {} was proven ({})" + _IN_WORDS + "{}"
@@ -91,6 +90,7 @@ class FixReport:
             "exit_code": self.exit_code,
             "program": self.before.program,
             "verifications": self.verifications,
+            "reorders": self.reorders,
             "fixes": [vars(fix) for fix in self.fixes],
             "not_fixed": list(self.not_fixed),
             "before": self.before.to_json(),
@@ -153,6 +153,7 @@ class _Search:
     files: dict[Path, Edited] = field(default_factory=dict)
     verifications: int = 0
     trains_on_one_device: bool = True
+    reorders: bool = False
 
     def run(self) -> FixReport:
         """Make edits until the verdict is well, or none helps."""
@@ -169,8 +170,7 @@ class _Search:
             fixes.append(one)
         fixes = [replace(one, proven=current.is_equivalent) for one in fixes]
         left = () if current.is_equivalent else tuple(not_fixed)
-        reorders = any(one.words.endswith(_REORDERS) for one in fixes)
-        return FixReport(before, current, tuple(fixes), left, self.files, self.verifications, reorders)
+        return FixReport(before, current, tuple(fixes), left, self.files, self.verifications, self.reorders)
 
     def _next(self, current: Verdict) -> tuple[tuple[Fix, Verdict] | None, list[str]]:
         """Return the first edit that helps, and why there is none for the causes before it."""
@@ -186,11 +186,9 @@ class _Search:
                 verdict = self._verify(edited)
                 reason = self._refusal(finding.code, current, verdict)
                 if reason is None and (change := self._change_of_one_device(finding.code)) is not None:
-                    if (change := self._change_in_order(edited, change)) is None:
-                        proposal = replace(candidate.proposal, words=candidate.proposal.words + _REORDERS)
-                        candidate = replace(candidate, proposal=proposal)
-                    else:
-                        reason = f"it changes what one device trains: {change}"
+                    change = self._change_in_order(edited, change)
+                    reason = None if change is None else f"it changes what one device trains: {change}"
+                    self.reorders |= change is None
                 if reason is None:
                     return (self._keep(candidate, verdict), verdict), []
                 refused.append(reason)

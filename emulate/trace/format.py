@@ -67,7 +67,7 @@ from emulate.topology import Topology
 
 FORMAT = "gpudist.trace/1"
 STATE_OF = "state of "
-"""What changes variables and is no optimizer: this, the function's label, and the variable's name."""
+"""Begins the name under which a function stands in the place of an optimizer: its label and the variable's name follow."""
 SO_FAR = "epoch so far"
 """Before a name: what the epoch would log if it ended here."""
 Array = NDArray[Any]

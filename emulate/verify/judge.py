@@ -114,8 +114,9 @@ class Judgement:
 
     def of_16_bits(self) -> Judgement:
         """Return a copy whose arithmetic causes are replaced by '16-bit rounding only': in 32 bits everything agrees."""
+        if any(DROPPED in cause.fixes for cause in self.causes):  # 0 is no rounding
+            return self
         arithmetic = [cause for cause in self.causes if cause.code in _ARITHMETIC and not (cause.allowed or cause.advice)]
-        arithmetic = [cause for cause in arithmetic if DROPPED not in cause.fixes]  # by what overflows in 16 bits
         others = [cause for cause in self.causes if cause not in arithmetic]
         first = self.first_divergence
         away = "" if first is None else f"; {first.tensor} ({first.kind}) differs by {first.error:.2g} in step {first.step}"
@@ -126,8 +127,6 @@ class Judgement:
             get("unexplained").fix(_IN_16_BITS),
             fixes=(_IN_16_BITS,),
         )
-        if any(DROPPED in cause.fixes for cause in others):
-            return self
         return replace(self, causes=(*others, *([rounded] if arithmetic else [])), notes=(*self.notes, _OF_16_BITS))
 
     def in_16_bits(self, other: Judgement) -> Judgement:

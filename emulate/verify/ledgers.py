@@ -35,7 +35,7 @@ _DISTINCT = 0.9
 _CLOSE = 1e-3
 """Largest relative difference between outputs of the same weights for the same rows."""
 _ROUNDED = 1e-4
-"""The same between outputs of weights that were trained alike before."""
+"""Largest relative difference between examples that another model has computed, which both runs have trained."""
 _EQUAL_WEIGHTS = 1e-5
 """Largest relative difference between weights that are the same up to rounding."""
 

@@ -469,11 +469,11 @@ _OF_ONEDNN = (
 )
 """Errors of oneDNN on a replica without examples (TensorFlow 2.21).
 
-Its convolution returns the input, which has another shape. Its gradient of max pooling ends the process.
+Its convolution has the shape of its input; what follows raises, or ends the process.
 """
 _ONEDNN_OFF = told("onednn-off")(
-    f"gpudist switched TensorFlow's oneDNN kernels off ({_ONEDNN}=0) and ran the program again, because they fail on a replica "
-    "without examples. GPUs do not have these kernels."
+    f"gpudist switched TensorFlow's oneDNN kernels off ({_ONEDNN}=0) and ran the program again: it had failed as these kernels "
+    "make it fail on a replica without examples. GPUs do not have them."
 )
 _FAULTS_OF_MEMORY = (-signal.SIGSEGV, -signal.SIGBUS)
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core.errors import UsageError
+from gpudist_core.upstream.runtime import flat_layers
 
 
 def strategy_of(model: Any) -> Any:
@@ -87,9 +88,8 @@ def check_scope(
     """
     if strategy.num_replicas_in_sync == 1:
         return
-    flatten = getattr(model, "_flatten_layers", list)
     # Training changes nothing of a layer that was adapted.
-    adapted = {id(variable) for layer in flatten() if hasattr(layer, "adapt") for variable in layer.variables}
+    adapted = {id(v) for layer in flat_layers(model) if hasattr(layer, "adapt") for v in layer.non_trainable_variables}
     owners = [("model", model), ("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
     owned = [(name, list(getattr(owner, "variables", []))) for name, owner in owners]
     for name, variables in [*owned, ("variable that is trained", list(trained or []))]:

@@ -238,7 +238,8 @@ def of_dropped_gradients(case: Case) -> Sign | None:
         dropped = [replica for replica in replicas if not any(local.any() for local in _locals(views, replica).values())]
         if 0 < len(dropped) < len(replicas) and not any(view.reference.any() for view in views):
             found.append((Fit(*place), dropped))
-    if not found:
+    asks = operations("given", "finite")
+    if not found or not asks.find(case.lines):
         return None
     fits = [fit for fit, _ in found]
     return Sign(
@@ -247,7 +248,7 @@ def of_dropped_gradients(case: Case) -> Sign | None:
         f"{steps_in_words(fits)}: all gradients of one device are 0; in step {fits[0].step} those of replica "
         f"{numbers(found[0][1])} are 0, too, and those of the others are not",
         DROPPED,
-        blame=(operations("given", "finite"),),
+        blame=(asks,),
         then=partial(case.explain_fits, fits),
     )
 
